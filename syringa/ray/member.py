@@ -19,6 +19,7 @@ logger = logging.getLogger("syringa.cluster")
 LOOK_SECONDS = 2.0  # between two looks at Ray's table
 DRAIN_MARGIN_SECONDS = 15.0  # after the grace period, for the node to end
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 1.0, 30.0
+LISTED_SECONDS = 60.0  # for which a node waits until Ray has noticed that the one before it has ended
 
 MemberState = Literal["running", "waiting", "left"]
 
@@ -77,7 +78,7 @@ class ClusterMember:
         """Start the node again if it has ended. Return "left" when it was drained and has ended."""
         now = self._clock()
         if self._process is None:
-            if now >= self._start_at:
+            if now >= self._start_at and not self._is_listed(now):
                 logger.info("cluster: node is started again: head=%s", self._options.head)
                 self._member = new_member()
                 self._process = self._spawn()
@@ -118,6 +119,13 @@ class ClusterMember:
         if self._process is not None:
             self._process.stop()
             self._process = None
+
+    def _is_listed(self, now: float) -> bool:
+        """Return whether Ray still takes the node that has ended for alive; a new one would get another name."""
+        if now >= self._start_at + LISTED_SECONDS:
+            return False
+        node = self._look()
+        return node is not None and node.alive
 
     def _spawn(self) -> RayProcess:
         options = self._options

@@ -164,27 +164,39 @@ class RayProcess:
 
     def failure(self) -> str:
         """Return in one line why it has ended, as far as Ray says."""
+        status = self.process.returncode
+        if status is not None and status < 0:
+            return managed_process.describe_exit(status)  # what Ray printed before is not the cause
         try:
             lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         except OSError:
             lines = []
-        errors = [line for line in lines if "Error" in line] or lines
-        return errors[-1] if errors else f"exit={self.process.returncode}"
+        for mark in ("Error", "[exit code="):
+            if found := [line for line in lines if mark in line]:
+                return found[-1]
+        return lines[-1] if lines else f"exit={status}"
 
     def stop(self) -> None:
         """End all its processes, and remove its files."""
         managed_process.terminate(self.process, STOP_SECONDS)
-        _kill_processes(self.folder)
+        _kill_processes(self.process.pid, self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _kill_processes(folder: Path) -> None:
-    """Kill what is left of a head or node. Without a head, some of Ray's processes outlive the others."""
+def _kill_processes(session: int, folder: Path) -> None:
+    """Kill what is left of a head or node. Without a head, some of Ray's processes outlive the others.
+
+    They are recognized by their session, because Ray's agents overwrite their environment with their title, and by
+    the variable, for processes in a session of their own.
+    """
     mark = f"{FOLDER_VARIABLE}={folder}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
+        pid = int(entry.name)
         with contextlib.suppress(OSError):
-            if int(entry.name) != os.getpid() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                os.kill(int(entry.name), signal.SIGKILL)
+            if pid == os.getpid():
+                continue
+            if os.getsid(pid) == session or mark in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(pid, signal.SIGKILL)
 
 
 def wait_started(process: RayProcess, is_started: Callable[[], bool], seconds: float = START_SECONDS) -> None:
@@ -207,7 +219,7 @@ def main() -> None:
 
     @atexit.register  # runs after what Ray registers
     def clean_up() -> None:
-        _kill_processes(folder)
+        _kill_processes(os.getpid(), folder)
         if orphaned.is_set():
             shutil.rmtree(folder, ignore_errors=True)
 

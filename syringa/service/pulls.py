@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ logger = logging.getLogger("syringa.service")
 PROGRESS_SECONDS = 1.0
 SILENT_SECONDS = 30.0  # without progress for so long, the process of another machine counts as exited
 KEEP_SECONDS = 86_400.0  # for which a pull that has ended is listed
+SPEED_SECONDS = 10.0  # over which the speed is averaged: wheels arrive one after another, with pauses
 CANCEL_SECONDS = 5.0  # for a canceled pull to end, before the request is answered
 
 _INTERRUPTED = "The server that pulled it was stopped: pull it again, and it goes on where it was."
@@ -210,7 +212,7 @@ class _Progress:
         self.total: int | None = None
         self.files: dict[str, PulledFile] = {}
         self._arrived = 0  # bytes, not counting those that were there before
-        self._seen: tuple[float, int] | None = None
+        self._seen: deque[tuple[float, int]] = deque()  # when, and what had arrived
 
     def on_file(self, name: str, size: int, done: int) -> None:
         self.stage = "downloading"
@@ -228,8 +230,9 @@ class _Progress:
         return {"files": files, "total_bytes": total}
 
     def speed(self, now: float) -> float | None:
-        """Return the bytes per second since the last call."""
-        before, self._seen = self._seen, (now, self._arrived)
-        if before is None or now <= before[0]:
-            return None
-        return round((self._arrived - before[1]) / (now - before[0]), 1)
+        """Return the bytes per second since the first call, or over the last `SPEED_SECONDS`."""
+        self._seen.append((now, self._arrived))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - SPEED_SECONDS:
+            self._seen.popleft()
+        since, arrived = self._seen[0]
+        return None if now <= since else round((self._arrived - arrived) / (now - since), 1)

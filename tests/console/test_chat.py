@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Route, expect
 
 from syringa.config import Config
 from tests.chat_models import plain_model, reasoning_model, vision_model
@@ -78,6 +79,26 @@ async def test_chat_shows_an_answer_with_its_figures(browser: Browser, size: tup
         await page.wait_for_function(STORED)
         await page.reload()  # it is kept in the browser
         await expect(answer.get_by_role("heading", name="Title", exact=True)).to_be_visible()
+
+
+async def test_model_is_not_called_missing_while_the_list_is_loaded(browser: Browser) -> None:
+    async with (
+        server(FakeEngine("x"), model=plain_model()) as http,
+        open_page(browser, address(http), path="/status") as (page, _),
+    ):
+        released = asyncio.Event()
+
+        async def hold(route: Route) -> None:
+            await released.wait()
+            await route.continue_()
+
+        await page.route("**/v1/models", hold)
+        await page.goto(f"{address(http)}/#/chat")
+        picker = page.get_by_role("toolbar").get_by_label("Model", exact=True)
+        await expect(picker).to_have_text("fake")
+        released.set()
+        await expect(page.locator(".chat-model").get_by_text("loaded", exact=True)).to_be_visible()
+        await expect(picker).to_have_text("fake")
 
 
 async def test_chat_stops_and_regenerates(browser: Browser) -> None:

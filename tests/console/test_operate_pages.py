@@ -93,12 +93,39 @@ async def test_model_is_removed(browser: Browser, smollm2: Server, size: tuple[i
         await expect(menu.get_by_role("menuitem")).to_have_text(["Configuration"])  # it is one of the settings
 
 
+async def test_models_stay_in_their_places_when_they_are_loaded(browser: Browser, smollm2: Server) -> None:
+    async with httpx.AsyncClient(base_url=smollm2.url, timeout=60) as http:
+        added = await http.put("/admin/models/spare", json={"path": "default", "max_model_len": 256})
+        assert added.status_code == 200, added.text
+        async with open_page(browser, smollm2.url, path="/models") as (page, _):
+            names = page.locator(".model-card .model-name")
+            spare, released = card_of(page, "spare"), asyncio.Event()
+
+            async def hold(route: Route) -> None:
+                await released.wait()
+                await route.continue_()
+
+            await page.route("**/admin/models/*/load", hold)
+            await expect(card_of(page, "smollm2").get_by_text("loaded", exact=True)).to_be_visible()
+            await card_of(page, "smollm2").get_by_role("button", name="Unload smollm2", exact=True).click()
+            await expect(card_of(page, "smollm2").get_by_text("cold", exact=True)).to_be_visible()
+            await spare.get_by_role("button", name="Load spare", exact=True).click()
+            await expect(spare.get_by_text("loading", exact=True)).to_be_visible()
+            released.set()
+            await expect(spare.get_by_text("loaded", exact=True)).to_be_visible()
+            await expect(names).to_have_text(["smollm2", "spare"])
+            await card_of(page, "smollm2").get_by_role("button", name="Load smollm2", exact=True).click()
+            await expect(card_of(page, "smollm2").get_by_text("loaded", exact=True)).to_be_visible()
+        assert (await http.delete("/admin/models/spare")).status_code == 200
+
+
 class Pulls:
     """Answers in the place of `/admin/models/pull…`: no network is needed, and every look finds more."""
 
     def __init__(self) -> None:
         self.pulls: list[dict[str, Any]] = []
         self.started: list[dict[str, Any]] = []
+        self.most = 900_000_000  # bytes that arrive
         self._ids = itertools.count(1)
 
     async def route(self, page: Page) -> None:
@@ -129,7 +156,7 @@ class Pulls:
         else:
             for pull in self.pulls:
                 if pull["status"] == "running":
-                    pull["completed_bytes"] = min(pull["completed_bytes"] + 100_000_000, 900_000_000)
+                    pull["completed_bytes"] = min(pull["completed_bytes"] + 100_000_000, self.most)
             await route.fulfill(json={"object": "list", "data": self.pulls})
 
 
@@ -159,12 +186,14 @@ async def test_model_is_pulled_with_progress_and_canceled(
         await expect(page.get_by_text("cancelled", exact=True)).to_be_visible()
         await page.locator(".pull").get_by_role("button", name="Try again").click()
         await expect(progress).to_be_visible()
+        await expect(page.locator(".pull")).to_have_count(1)  # it continues the one that was canceled
+        pulls.most = 1_000_000_000
+        await expect(page.locator(".pull").get_by_text("verifying", exact=True)).to_be_visible()
+        await expect(page.locator(".pull-figures")).to_have_text("1.0 GB of 1.0 GB")
         pulls.pulls[0].update(status="failed", error="The host cannot be reached.")
         await expect(page.get_by_text("The host cannot be reached.")).to_be_visible()
-        while pulls.pulls:
-            count = len(pulls.pulls)
-            await page.get_by_role("button", name="Forget the download").first.click()
-            await expect(page.locator(".pull")).to_have_count(count - 1)
+        await page.get_by_role("button", name="Forget the download").click()
+        await expect(page.locator(".pull")).to_have_count(0)
         await page.unroute_all(behavior="ignoreErrors")
 
 

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +12,60 @@ import pytest
 from syringa.cluster.folder import ClusterFolder
 from syringa.errors import ConfigError
 from syringa.ray import processes
+from syringa.ray.processes import RayProcess
+from tests.ray.harness import until
+
+
+@contextlib.contextmanager
+def running_script(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayProcess]:
+    """A shell script in the place of Ray."""
+    program = folder / "ray"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o700)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(program))
+        process = RayProcess("the node", [], {})
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_processes_that_overwrote_their_environment_are_killed_with_their_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_script("env -i sleep 600 &\necho $!\nwait", tmp_path, monkeypatch) as node:
+        child = int(until(lambda: node.log.read_text().strip()))
+        os.kill(node.process.pid, signal.SIGKILL)
+        until(lambda: not node.running)
+        assert is_running(child)
+        node.stop()
+        until(lambda: not is_running(child))
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo Ray runtime started.; kill -9 $$", "signal SIGKILL, perhaps out of memory"),
+        ("echo 'raylet [exit code=1]'; echo Remaining processes will be killed.; exit 1", "raylet [exit code=1]"),
+        ("echo ValueError: bad; echo Stopped.; exit 1", "ValueError: bad"),
+        ("echo Stopped.; exit 1", "Stopped."),
+        ("exit 3", "exit=3"),
+    ],
+)
+def test_failure_is_a_signal_or_the_line_of_ray_with_the_cause(
+    script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_script(script, tmp_path, monkeypatch) as node:
+        until(lambda: not node.running)
+        assert node.failure() == reason
 
 
 def test_environment_requires_a_token_and_tls_of_rays_own_authority(tmp_path: Path) -> None:

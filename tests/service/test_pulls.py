@@ -172,3 +172,14 @@ async def test_speed_does_not_count_what_was_there_before() -> None:
     progress.on_file("a", SIZE, 900)
     assert progress.speed(3.0) == 100.0
     assert progress.values()["total_bytes"] == SIZE
+
+
+async def test_speed_is_that_of_the_last_seconds() -> None:
+    progress = pulls._Progress()
+    progress.on_file("a", SIZE, 0)
+    speeds = []
+    for second in range(25):  # 100 bytes arrive every other second until 12, then nothing does
+        progress.on_file("a", SIZE, min(second, 12) // 2 * 100)
+        speeds.append(progress.speed(float(second)))
+    assert speeds[9:13] == [44.4, 50.0, 50.0, 50.0]
+    assert speeds[20:] == [10.0, 10.0, 0.0, 0.0, 0.0]

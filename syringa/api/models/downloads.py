@@ -40,7 +40,7 @@ def measure(model: str) -> int | None:
     """Return the bytes of a model's files, which may ask the Hub for them; None if they are not known."""
     entry, name = catalog.find(model), hub_name(model)
     if entry is not None and name is None:
-        return entry.bytes
+        return entry.download_bytes
     if name is None:
         return None
     try:

@@ -128,7 +128,8 @@ def terminate(child: subprocess.Popen[bytes], grace: float) -> None:
             child.kill()
             child.wait()
     if child.stdin is not None:
-        child.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended before it read its options
+            child.stdin.close()
 
 
 def exit_with_reason(reason: str, status: int, file: str) -> NoReturn:

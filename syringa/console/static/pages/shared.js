@@ -1,12 +1,13 @@
 /** What several pages need: lists of the server, choosing a model, and colors of states. */
 
-import { get } from "../api.js";
+import { get, post } from "../api.js";
 import { useResource } from "../hooks.js";
 import { html } from "../lib.js";
 import { me } from "../state.js";
 import { Select, toast, toastError } from "../ui/index.js";
 
 const PAGE_SIZE = 50;
+const LOAD_BEGINS_MS = 1000; // the worker of a model is started beside the request
 
 /** @typedef {import("../ui/table.js").Column} Column */
 /** @typedef {"neutral" | "good" | "warning" | "bad" | "accent"} Tone */
@@ -39,6 +40,12 @@ export async function readPages(path, query, pages, signal) {
 /** @param {string} id which may contain slashes */
 export function modelPath(id) {
   return `/admin/models/${id.split("/").map(encodeURIComponent).join("/")}`;
+}
+
+/** Begin to load a model, and wait until the server lists it as loading. @param {string} id */
+export async function loadModel(id) {
+  await post(`${modelPath(id)}/load`);
+  await new Promise((resolve) => setTimeout(resolve, LOAD_BEGINS_MS));
 }
 
 /** @type {Record<string, Tone>} */

@@ -1,13 +1,12 @@
 /** The settings of a thread: model, system prompt, parameters, tools and output format. */
 
-import { post } from "../../api.js";
 import { number } from "../../format.js";
 import { useAction, useResource } from "../../hooks.js";
 import { html, useMemo } from "../../lib.js";
 import { may } from "../../state.js";
 import { Badge, Button, ErrorNotice, JsonInput, Loaded, Select, Switch, TextArea, parseJson } from "../../ui/index.js";
 import { Validator } from "../../vendor/json-schema/index.js";
-import { modelPath, tone } from "../shared.js";
+import { loadModel, tone } from "../shared.js";
 import { ParameterForm, loadRequestSchema, readParameters } from "./parameters.js";
 
 /** @typedef {import("./conversation.js").Settings} Settings */
@@ -40,7 +39,8 @@ export function ModelStatus({ status }) {
 export function ModelPicker({ label, hideLabel = false, value, defaultModel, models, onChange }) {
   const chosen = value || defaultModel;
   const options = models.map((each) => ({ value: each.id, label: each.status === "loaded" ? each.id : `${each.id} (${each.status})` }));
-  if (chosen && !models.some((each) => each.id === chosen)) options.unshift({ value: chosen, label: `${chosen} (not there)` });
+  const listed = models.length > 0; // otherwise they are loaded still
+  if (chosen && !models.some((each) => each.id === chosen)) options.unshift({ value: chosen, label: listed ? `${chosen} (not there)` : chosen });
   return html`<${Select} label=${label} hideLabel=${hideLabel} value=${chosen} options=${options} onChange=${onChange} />`;
 }
 
@@ -74,7 +74,7 @@ function ModelSection({ settings, set, models, defaultModel }) {
   const all = models.data ?? [];
   const model = all.find((each) => each.id === (settings.model || defaultModel));
   const load = useAction(async () => {
-    await post(`${modelPath(model.id)}/load`);
+    await loadModel(model.id);
     models.reload();
   });
   return html`<section class="settings-section first">

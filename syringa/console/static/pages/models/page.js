@@ -3,11 +3,11 @@
 import { del, get, post } from "../../api.js";
 import * as format from "../../format.js";
 import { useResource } from "../../hooks.js";
-import { html, useState } from "../../lib.js";
+import { html, useRef, useState } from "../../lib.js";
 import { may } from "../../state.js";
 import { Badge, Button, Card, CodeBlock, Dialog, EmptyState, Loaded, Menu, Page, Progress, Stat, Stats, Switch } from "../../ui/index.js";
 import { Chart } from "../../ui/chart.js";
-import { act, list, modelPath, tone } from "../shared.js";
+import { act, list, loadModel, modelPath, tone } from "../shared.js";
 import { PullDialog, Pulls, usePulls } from "./pulls.js";
 
 const TRAFFIC_RANGE = "1h";
@@ -16,11 +16,12 @@ const STATES = ["loaded", "loading", "hanging", "failed", "cold"];
 export default function ModelsPage() {
   const admin = may("admin");
   const [pulling, setPulling] = useState(false);
+  const places = useRef(/** @type {Map<string, number>} */ (new Map()));
   const models = useResource(async (signal) => {
     const entries = await list("/v1/models", {}, signal);
     const details = admin ? await list("/admin/models", {}, signal) : [];
     const joined = entries.map((each) => ({ ...details.find((other) => other.id === each.id), ...each }));
-    return joined.sort((a, b) => STATES.indexOf(a.status) - STATES.indexOf(b.status) || a.id.localeCompare(b.id));
+    return arrange(joined, places.current);
   }, [admin], { interval: (all) => (all?.some((each) => each.status === "loading") ? 1000 : 4000) });
   const traffic = useResource(async (signal) => (admin ? get("/admin/series", { range: TRAFFIC_RANGE }, { signal }) : null), [admin], { interval: 15000 });
   const pulls = usePulls(admin, models.reload);
@@ -35,8 +36,22 @@ export default function ModelsPage() {
             <//>`
           : html`<div class="model-list">${all.map((each) => html`<${ModelCard} key=${each.id} model=${each} traffic=${traffic.data} admin=${admin} reload=${models.reload} />`)}</div>`}
     <//>
-    ${pulling && html`<${PullDialog} onClose=${() => setPulling(false)} onStarted=${() => { setPulling(false); pulls.reload(); }} />`}
+    ${pulling && html`<${PullDialog} known=${pulls.data ?? []} onClose=${() => setPulling(false)} onStarted=${() => { setPulling(false); pulls.reload(); }} />`}
   <//>`;
+}
+
+/**
+ * Sort models by their states when they are first shown. Later they stay where they are, so that no button moves away
+ * from under the pointer; new ones are at the end.
+ * @param {any[]} models @param {Map<string, number>} places of those that are shown; updated
+ */
+function arrange(models, places) {
+  /** @param {any} model */
+  const place = (model) => places.get(model.id) ?? places.size;
+  const sorted = models.sort((a, b) => place(a) - place(b) || STATES.indexOf(a.status) - STATES.indexOf(b.status) || a.id.localeCompare(b.id));
+  places.clear();
+  sorted.forEach((each, index) => places.set(each.id, index));
+  return sorted;
 }
 
 /** @param {{model: any, traffic: any, admin: boolean, reload: () => void}} props */
@@ -44,29 +59,28 @@ function ModelCard({ model, traffic, admin, reload }) {
   const [shown, setShown] = useState("");
   const [waiting, setWaiting] = useState(false);
   const figures = /** @type {any} */ (traffic?.models.find((/** @type {any} */ each) => each.id === model.id));
-  const path = modelPath(model.id);
   const stats = model.engine_stats;
-  /** @param {"load" | "unload"} action */
-  const change = async (action) => {
+  const isUp = ["loaded", "hanging", "loading"].includes(model.status);
+  const status = waiting && !isUp ? "loading" : model.status;
+  const change = async () => {
     setWaiting(true);
-    await act(() => post(`${path}/${action}`));
+    await act(() => (isUp ? post(`${modelPath(model.id)}/unload`) : loadModel(model.id)));
     setWaiting(false);
     reload();
   };
-  const isUp = ["loaded", "hanging", "loading"].includes(model.status);
   const actions = admin && html`<${Button} size="small" busy=${waiting} icon=${isUp ? "stop" : "play"} disabled=${model.status === "loading"} aria-label=${`${isUp ? "Unload" : "Load"} ${model.id}`}
-      onClick=${() => change(isUp ? "unload" : "load")}>${isUp ? "Unload" : "Load"}<//>
+      onClick=${change}>${isUp ? "Unload" : "Load"}<//>
     <${Menu} label=${`More about ${model.id}`} items=${[
       { label: "Configuration", icon: "code", onClick: () => setShown("configuration") },
       ...(model.removable ? [{ label: "Remove", icon: "trash", danger: true, onClick: () => setShown("remove") }] : []),
     ]} />`;
-  const title = html`<span class="model-title"><span class="model-name">${model.id}</span><${Badge} tone=${tone(model.status)} dot>${model.status}<//></span>`;
+  const title = html`<span class="model-title"><span class="model-name">${model.id}</span><${Badge} tone=${tone(status)} dot>${status}<//></span>`;
   return html`<${Card} class="model-card" title=${title} actions=${actions}>
     <div class="model-tags">
       ${model.capabilities.map((/** @type {string} */ each) => html`<${Badge} key=${each}>${each}<//>`)}
       ${model.aliases.length > 0 && html`<span class="muted">also ${model.aliases.join(", ")}</span>`}
     </div>
-    ${model.status === "loading" && html`<${Progress} label=${`Loading ${model.id}`} />`}
+    ${status === "loading" && html`<${Progress} label=${`Loading ${model.id}`} />`}
     <${Stats}>
       ${admin && html`<${Stat} label="Memory" value=${format.bytes(model.memory_bytes)} detail=${model.files && `${format.bytes(model.files.bytes)} on disk`} />`}
       <${Stat} label="Context" value=${format.number(model.max_model_len)} detail="tokens" />

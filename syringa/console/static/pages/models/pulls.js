@@ -19,28 +19,42 @@ export function usePulls(admin, onCompleted) {
   }, [admin], { interval: () => (before.current > 0 ? 1000 : 10000) });
 }
 
+/** @param {any} pull */
+const hasEndedEarly = (pull) => pull.status === "failed" || pull.status === "cancelled";
+
+/**
+ * Start a download, and forget those of the same model that have ended early, which it continues.
+ * @param {string} model @param {string} id @param {any[]} known the downloads that are listed
+ */
+async function startPull(model, id, known) {
+  const started = await post("/admin/models/pull", { model, ...(id && { id }) });
+  const continued = known.filter((each) => hasEndedEarly(each) && each.model === started.model && each.serve_as === started.serve_as);
+  await Promise.allSettled(continued.map((each) => del(`/admin/models/pulls/${each.id}`)));
+}
+
 /** @param {{of: import("../../hooks.js").Resource<any[]>}} props */
 export function Pulls({ of: pulls }) {
   const shown = pulls.data ?? [];
   if (shown.length === 0) return pulls.error && html`<${ErrorNotice} error=${pulls.error} onRetry=${pulls.reload} />`;
-  return html`<${Card} title="Downloads"><ul class="pulls" aria-live="polite">${shown.map((each) => html`<${PullRow} key=${each.id} pull=${each} reload=${pulls.reload} />`)}</ul><//>`;
+  return html`<${Card} title="Downloads"><ul class="pulls" aria-live="polite">${shown.map((each) => html`<${PullRow} key=${each.id} pull=${each} known=${shown} reload=${pulls.reload} />`)}</ul><//>`;
 }
 
-/** @param {{pull: any, reload: () => void}} props */
-function PullRow({ pull, reload }) {
+/** @param {{pull: any, known: any[], reload: () => void}} props */
+function PullRow({ pull, known, reload }) {
   const running = pull.status === "running";
   const { completed_bytes: done, total_bytes: total, bytes_per_second: speed } = pull;
+  const isHere = running && total && done >= total; // its checksum is computed, and wheels are unpacked
   const left = running && total && speed ? (total - done) / speed : null;
   const end = () => act(() => del(`/admin/models/pulls/${pull.id}`)).then(reload);
-  const again = () => act(() => post("/admin/models/pull", { model: pull.model, id: pull.serve_as })).then(reload);
+  const again = () => act(() => startPull(pull.model, pull.serve_as, known)).then(reload);
   return html`<li class="pull">
     <div class="pull-line">
       <strong class="model-name">${pull.model}</strong>
-      <${Badge} tone=${tone(pull.status)}>${running ? (pull.stage ?? "running") : pull.status}<//>
+      <${Badge} tone=${tone(pull.status)}>${running ? (isHere && pull.stage === "downloading" ? "verifying" : (pull.stage ?? "running")) : pull.status}<//>
       <span class="muted pull-figures">
-        ${pull.status === "completed" ? format.bytes(total ?? done) : `${format.bytes(done)}${total ? ` of ${format.bytes(total)}` : ""}`}${speed && running ? `, ${format.bytes(speed)}/s` : ""}${left !== null ? `, ${format.seconds(left)} left` : ""}
+        ${pull.status === "completed" ? format.bytes(total ?? done) : `${format.bytes(done)}${total ? ` of ${format.bytes(total)}` : ""}`}${speed && running && !isHere ? `, ${format.bytes(speed)}/s` : ""}${left !== null && !isHere ? `, ${format.seconds(left)} left` : ""}
       </span>
-      ${["failed", "cancelled"].includes(pull.status) && html`<${Button} size="small" icon="refresh" onClick=${again}>Try again<//>`}
+      ${hasEndedEarly(pull) && html`<${Button} size="small" icon="refresh" onClick=${again}>Try again<//>`}
       ${running ? html`<${Button} size="small" aria-label=${`Cancel the download of ${pull.model}`} onClick=${end}>Cancel<//>` : html`<${IconButton} icon="close" label=${`Forget the download of ${pull.model}`} onClick=${end} />`}
     </div>
     ${running && html`<${Progress} value=${total ? done : null} max=${total || 1} label=${`Download of ${pull.model}`} />`}
@@ -48,13 +62,13 @@ function PullRow({ pull, reload }) {
   </li>`;
 }
 
-/** @param {{onClose: () => void, onStarted: () => void}} props */
-export function PullDialog({ onClose, onStarted }) {
+/** @param {{known: any[], onClose: () => void, onStarted: () => void}} props */
+export function PullDialog({ known, onClose, onStarted }) {
   const [name, setName] = useState("");
   const [id, setId] = useState("");
   const available = useResource((signal) => list("/admin/models/available", {}, signal), []);
   const pull = useAction(async (/** @type {string} */ model, /** @type {string} */ served) => {
-    await post("/admin/models/pull", { model, ...(served && { id: served }) });
+    await startPull(model, served, known);
     onStarted();
   });
   /** @type {import("../shared.js").Column[]} */
