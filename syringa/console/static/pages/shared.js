@@ -7,7 +7,7 @@ import { me } from "../state.js";
 import { Select, toast, toastError } from "../ui/index.js";
 
 const PAGE_SIZE = 50;
-const LOAD_BEGINS_MS = 1000; // the worker of a model is started beside the request
+const LISTED_MS = 1000;
 
 /** @typedef {import("../ui/table.js").Column} Column */
 /** @typedef {"neutral" | "good" | "warning" | "bad" | "accent"} Tone */
@@ -42,10 +42,15 @@ export function modelPath(id) {
   return `/admin/models/${id.split("/").map(encodeURIComponent).join("/")}`;
 }
 
+/** Wait until lists show a change of models, nodes or pools, which is made beside the request that asks for it. */
+export function listed() {
+  return new Promise((resolve) => setTimeout(resolve, LISTED_MS));
+}
+
 /** Begin to load a model, and wait until the server lists it as loading. @param {string} id */
 export async function loadModel(id) {
   await post(`${modelPath(id)}/load`);
-  await new Promise((resolve) => setTimeout(resolve, LOAD_BEGINS_MS));
+  await listed();
 }
 
 /** @type {Record<string, Tone>} */

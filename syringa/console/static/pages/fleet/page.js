@@ -5,7 +5,7 @@ import * as format from "../../format.js";
 import { useAction, useResource } from "../../hooks.js";
 import { html, useState } from "../../lib.js";
 import { Badge, Button, Card, Dialog, EmptyState, ErrorNotice, Loaded, Menu, NumberInput, Page, Table } from "../../ui/index.js";
-import { act, list, tone } from "../shared.js";
+import { act, list, listed, tone } from "../shared.js";
 import { Timeline } from "./timeline.js";
 
 /** @typedef {{kind: "node" | "replica", name: string}} Drained */
@@ -31,7 +31,10 @@ export default function FleetPage() {
 /** @param {{pools: any[], reload: () => void}} props */
 function Pools({ pools, reload }) {
   /** @param {string} name @param {"open" | "close" | "reset"} action */
-  const change = (name, action) => act(() => post(`/admin/pools/${encodeURIComponent(name)}/${action}`)).then(reload);
+  const change = (name, action) => act(async () => {
+    await post(`/admin/pools/${encodeURIComponent(name)}/${action}`);
+    await listed();
+  }).then(reload);
   /** @param {any} row */
   const menu = (row) => [
     ...(row.override !== "open" ? [{ label: "Open", icon: "play", onClick: () => change(row.name, "open") }] : []),
@@ -43,9 +46,9 @@ function Pools({ pools, reload }) {
     { key: "name", label: "Pool", sort: (row) => row.name, render: (row) => html`<strong>${row.name}</strong>` },
     { key: "state", label: "State", sort: (row) => row.state, render: (row) => html`<${Badge} tone=${tone(row.state)} dot>${row.state}<//>${row.reason && html`<div class="muted small">${row.reason}</div>`}` },
     { key: "mode", label: "Schedule", render: (row) => html`${row.override ? `${row.override} by an operator` : row.mode}${row.changes_at && html`<div class="muted small nowrap">until ${format.time(row.changes_at)}</div>`}` },
-    { key: "nodes", label: "Nodes", numeric: true, render: (row) => `${row.offered} of ${row.nodes}` },
-    { key: "gpus", label: "GPUs", numeric: true, render: (row) => `${row.gpus_used} of ${row.gpus}` },
-    { key: "cpus", label: "CPU threads", numeric: true, render: (row) => `${row.cpus_used} of ${row.cpus}` },
+    { key: "nodes", label: "Nodes", numeric: true, render: (row) => html`<span class="nowrap">${row.offered} of ${row.nodes}</span>` },
+    { key: "gpus", label: "GPUs", numeric: true, render: (row) => html`<span class="nowrap">${row.gpus_used} of ${row.gpus}</span>` },
+    { key: "cpus", label: "CPU threads", numeric: true, render: (row) => html`<span class="nowrap">${row.cpus_used} of ${row.cpus}</span>` },
     { key: "replicas", label: "Replicas", numeric: true },
     { key: "actions", label: html`<span class="visually-hidden">Actions</span>`, render: (row) => html`<${Menu} label=${`Actions of pool ${row.name}`} items=${menu(row)} />` },
   ];
@@ -92,7 +95,7 @@ function Moves({ moves }) {
   return html`<${Card} title="Recent moves">
     ${moves.length === 0
       ? html`<p class="muted">Nothing has been started or stopped since the server was started.</p>`
-      : html`<ol class="moves">${moves.map((each, index) => html`<li key=${index}>
+      : html`<ol class="moves" tabindex="0" aria-label="Recent moves">${moves.map((each, index) => html`<li key=${index}>
           <time class="muted small nowrap">${format.time(each.at)}</time>
           <${Badge} tone=${each.action === "start" ? "good" : "warning"}>${each.action}<//>
           <span><strong>${each.replica}</strong>${each.node ? ` on ${each.node}` : ""}<span class="muted">: ${each.reason}</span></span>
@@ -105,6 +108,7 @@ function DrainDialog({ drained, onClose, onDone }) {
   const [grace, setGrace] = useState(/** @type {number | undefined} */ (undefined));
   const drain = useAction(async () => {
     await post(`/admin/${drained.kind}s/${encodeURIComponent(drained.name)}/drain`, grace === undefined ? {} : { grace });
+    await listed();
     onDone();
     onClose();
   });

@@ -69,7 +69,7 @@ export function Timeline({ pools }) {
           ${pools.map((pool, row) => html`<g key=${pool.name}>
             <rect class="timeline-row" x="0" y=${row * ROW + 4} width=${WEEK_MINUTES} height=${ROW - 8} />
             ${openTimes(pool).map(([start, end]) => html`<rect key=${start} class=${`timeline-open ${pool.mode} ${pool.override === "closed" ? "closed" : ""}`} x=${start} y=${row * ROW + 4} width=${end - start} height=${ROW - 8} />`)}
-            <rect class="timeline-now" x=${minuteOfWeek(pool.timezone) - 8} y=${row * ROW} width="16" height=${ROW} />
+            <line class="timeline-now" x1=${minuteOfWeek(pool.timezone)} x2=${minuteOfWeek(pool.timezone)} y1=${row * ROW} y2=${(row + 1) * ROW} vector-effect="non-scaling-stroke" />
           </g>`)}
           ${NAMES.slice(1).map((name, index) => html`<line key=${name} class="timeline-day" x1=${(index + 1) * DAY_MINUTES} x2=${(index + 1) * DAY_MINUTES} y1="0" y2=${height} vector-effect="non-scaling-stroke" />`)}
         </svg>
