@@ -29,6 +29,7 @@ from syringa.cluster.folder import ClusterFolder, replace_file
 from syringa.cluster.join import DEFAULT_PORT, ServerAddress, parse_server_address
 from syringa.cluster.own_address import own_address
 from syringa.config import Config
+from syringa.engine.processes.managed_process import send_options
 from syringa.errors import ConfigError
 from syringa.ray import internals
 from syringa.ray.member import ClusterMember, MemberOptions
@@ -255,7 +256,5 @@ def _spawn_server(options: ServeOptions) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for the parent, which passes it on
     )
-    assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode(options) + b"\n")
-    process.stdin.flush()
+    send_options(process, options)
     return process

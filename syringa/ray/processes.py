@@ -153,10 +153,7 @@ class RayProcess:
                 env={**os.environ, **variables, FOLDER_VARIABLE: str(self.folder)},
                 start_new_session=True,  # Ctrl-C is for this process, which drains first
             )
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(msgspec.json.encode(options) + b"\n")
-            self.process.stdin.flush()
+        managed_process.send_options(self.process, options)
 
     @property
     def running(self) -> bool:

@@ -91,11 +91,19 @@ def spawn(
     variables = {**os.environ, **environment} if environment else None
     command = [python, "-m", module]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=pass_fds, env=variables)
+    send_options(child, options)
+    return child
+
+
+def send_options(child: subprocess.Popen[bytes], options: msgspec.Struct) -> None:
+    """Write the first line of a child's standard input. If it has already exited, the caller's poll will see that."""
     assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has already exited: the caller's poll will see that
+    try:
         child.stdin.write(msgspec.json.encode(options) + b"\n")
         child.stdin.flush()
-    return child
+    except BrokenPipeError:
+        with contextlib.suppress(BrokenPipeError):  # nothing may stay in the buffer, or closing it later fails
+            child.stdin.close()
 
 
 def attach_to_parent(options_type: type[T], *, watch: bool = True) -> T:
@@ -128,8 +136,7 @@ def terminate(child: subprocess.Popen[bytes], grace: float) -> None:
             child.kill()
             child.wait()
     if child.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):  # it has ended before it read its options
-            child.stdin.close()
+        child.stdin.close()
 
 
 def exit_with_reason(reason: str, status: int, file: str) -> NoReturn:

@@ -1,14 +1,40 @@
 from __future__ import annotations
 
 import subprocess
+from typing import Any
+
+import msgspec
+import pytest
 
 from syringa.engine.processes import managed_process
+from syringa.engine.processes.managed_process import ManagedProcess, spawn
 
 
-def test_terminate_accepts_a_child_that_ended_before_it_read_its_options() -> None:
-    child = subprocess.Popen(["true"], stdin=subprocess.PIPE)
-    child.wait()
-    assert child.stdin is not None
-    child.stdin.write(b"options\n")  # stays in the buffer, and cannot be written
+class Options(msgspec.Struct):
+    text: str
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
+    """Return a child that ended before its options could be written."""
+
+    class EndedProcess(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            self.wait()
+
+    monkeypatch.setattr(subprocess, "Popen", EndedProcess)
+    return spawn("module", Options("x"), python="true")
+
+
+def test_child_that_ended_before_it_read_its_options_is_restarted(child: subprocess.Popen[bytes]) -> None:
+    process = ManagedProcess("child", lambda: child)
+    assert process.poll() is None  # it is started
+    assert process.poll() == 0
+    assert process.process is None
+
+
+def test_child_that_ended_before_it_read_its_options_is_terminated(child: subprocess.Popen[bytes]) -> None:
     managed_process.terminate(child, 1.0)
+    assert child.stdin is not None
     assert child.stdin.closed
