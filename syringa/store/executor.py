@@ -1,8 +1,8 @@
 """Database calls in bounded thread pools, so that a slow database never blocks the event loop.
 
 Two limits bound the wait of a caller. Waiting for a lock, including the time in this queue, takes at most
-`lock_timeout`. A query without an answer after `QUERY_TIMEOUT_SECONDS` raises `StoreOutcomeUnknown`, and its
-transaction is rolled back if it ever finishes, unless it is being committed.
+`lock_timeout`. A query without an answer after `QUERY_TIMEOUT_SECONDS` raises `StoreUnavailable`, and its transaction
+is rolled back if it ever finishes; if it is being committed by then, `StoreOutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,26 @@ READERS = 4
 QUERY_TIMEOUT_SECONDS = 30.0
 _CLOSED = "the store is closed: the server is shutting down"
 _TIMED_OUT = "the database does not answer; try again in a few seconds"
+
+
+class _Call:
+    """A query that its caller may abandon until it is committed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._abandoned = self._committing = False
+
+    def abandon(self) -> bool:
+        """Abandon the query. Return whether it is certain that it will not be committed."""
+        with self._lock:
+            self._abandoned = True
+            return not self._committing
+
+    def may_commit(self) -> bool:
+        """Return whether the query was not abandoned, at its end. It cannot be from then on."""
+        with self._lock:
+            self._committing = not self._abandoned
+            return self._committing
 
 
 class DatabaseExecutor:
@@ -69,26 +89,25 @@ class DatabaseExecutor:
         if self._closed:
             raise StoreUnavailable(_CLOSED)
         deadline = time.monotonic() + self._lock_timeout
-        abandoned = threading.Event()
+        call = _Call()
         loop = asyncio.get_running_loop()
         try:
-            future = loop.run_in_executor(threads, lambda: self._run(query, deadline, abandoned, writes))
+            future = loop.run_in_executor(threads, lambda: self._run(query, deadline, call, writes))
         except RuntimeError:  # the interpreter is shutting down and accepts no more work
             raise StoreUnavailable(_CLOSED) from None
         try:
             async with asyncio.timeout(QUERY_TIMEOUT_SECONDS):
                 return await future
         except TimeoutError:
-            abandoned.set()
-            raise StoreOutcomeUnknown(_TIMED_OUT) from None
+            raise (StoreUnavailable if call.abandon() else StoreOutcomeUnknown)(_TIMED_OUT) from None
 
-    def _run(self, query: Callable[[Session], T], deadline: float, abandoned: threading.Event, writes: bool) -> T:
+    def _run(self, query: Callable[[Session], T], deadline: float, call: _Call, writes: bool) -> T:
         """Run `query` in the current thread, which imports SQLAlchemy if it is the first."""
         from syringa.store.session import Session
 
         def transaction(connection: Connection) -> T:
             result = query(Session(connection, self._clock()))
-            if abandoned.is_set():
+            if not call.may_commit():
                 raise StoreUnavailable(_TIMED_OUT)
             return result
 

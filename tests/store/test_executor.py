@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
-from syringa.errors import StoreUnavailable
+from syringa.errors import StoreOutcomeUnknown, StoreUnavailable
 from syringa.store import Store, executor
 from syringa.store.database import Database
 from tests.store.helpers import ORGANIZATION as US
@@ -41,8 +42,23 @@ async def test_silent_database_times_out_and_rolls_back(store: Store) -> None:
         goes_on.set()
     assert (failed.value.status, failed.value.code) == (503, "store_unavailable")
     assert "does not answer" in failed.value.message
+    assert not isinstance(failed.value, StoreOutcomeUnknown)
     assert await write(store).responses.create(response("after"))
     assert await read(store).responses.get(US, "late") is None
+
+
+async def test_outcome_is_unknown_while_the_database_commits(store: Store) -> None:
+    goes_on = threading.Event()
+    await write(store).responses.create(response("before"))
+    assert store._database is not None
+    event.listen(store._database.engine, "commit", lambda connection: goes_on.wait(20))
+    try:
+        with short_query_timeout(), pytest.raises(StoreOutcomeUnknown):
+            await write(store).responses.create(response("late"))
+    finally:
+        goes_on.set()
+    assert await write(store).responses.create(response("after"))
+    assert await read(store).responses.get(US, "late") is not None
 
 
 async def test_time_to_open_the_database_is_not_spent_waiting_for_a_lock(
