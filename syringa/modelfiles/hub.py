@@ -7,6 +7,7 @@ too.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _ENDPOINT = "https://huggingface.co"
 _RESERVE = 64 << 20  # bytes of the disk that stay free
+# Of `symlink`, on disks without symbolic links, such as one with exFAT.
+_NO_SYMBOLIC_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 _PART = ".syringa-part"
 _REVISION = re.compile(r"[0-9a-f]{6,64}")
 
@@ -165,9 +168,13 @@ class _RepositoryCache:
         link = self._link(file)
         link.parent.mkdir(parents=True, exist_ok=True)
         temporary = link.with_name(f".{link.name}.{os.getpid()}")
+        temporary.unlink(missing_ok=True)  # of a process that was killed
         try:
             temporary.symlink_to(os.path.relpath(self._blob(file), link.parent))
-        except OSError:  # no symbolic links, as on exFAT: like huggingface_hub, move the content there
+        except OSError as error:
+            if error.errno not in _NO_SYMBOLIC_LINKS:
+                raise
+            # Like huggingface_hub, move the content there.
             if last:
                 os.replace(self._blob(file), temporary)
             else:

@@ -228,6 +228,24 @@ def test_file_that_is_no_link_is_deleted_with_its_content(hub: FakeHub, tmp_path
     assert [file.name for file in repository.rglob("*") if file.is_file()] == ["main"]
 
 
+def test_content_stays_where_it_is_when_a_link_cannot_be_made(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Path, target: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "symlink_to", fail)
+        with pytest.raises(ModelError, match="cannot be stored in .*No space left"):
+            pull_model("org/model-GGUF:Q4_K_M")
+    blobs = tmp_path / "hub" / "models--org--model-GGUF" / "blobs"
+    assert [file.stat().st_size > 0 for file in blobs.iterdir()] == [True]
+    (snapshot,) = (blobs.parent / "snapshots").iterdir()
+    for name in hub.repositories["org/model-GGUF"]:  # a process with the same id was killed
+        (snapshot / f".{name}.{os.getpid()}").symlink_to("nowhere")
+    assert Path(pull_model("org/model-GGUF:Q4_K_M").path).is_symlink()
+
+
 def test_files_that_cannot_get_their_names_are_one_line(hub: FakeHub, tmp_path: Path) -> None:
     repository = tmp_path / "hub" / "models--org--model-GGUF"
     repository.mkdir(parents=True)
