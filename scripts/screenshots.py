@@ -97,7 +97,7 @@ SCENES: dict[str, tuple[str, tuple[int, int], Scene]] = {
 
 async def shoot(browser: Browser, url: str, name: str, dark: bool, folder: Path) -> None:
     path, size, scene = SCENES[name]
-    async with open_page(browser, url, path=path, size=size, dark=dark, reduced_motion="reduce") as (page, _):
+    async with open_page(browser, url, path=path, size=size, dark=dark) as (page, _):
         await scene(page)
         await page.wait_for_timeout(800)  # charts and highlights
         with contextlib.suppress(Exception):

@@ -236,7 +236,7 @@ def test_content_stays_where_it_is_when_a_link_cannot_be_made(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "symlink_to", fail)
-        with pytest.raises(ModelError, match="cannot be stored in .*No space left"):
+        with pytest.raises(ModelError, match=r"cannot be stored in .*No space left"):
             pull_model("org/model-GGUF:Q4_K_M")
     blobs = tmp_path / "hub" / "models--org--model-GGUF" / "blobs"
     assert [file.stat().st_size > 0 for file in blobs.iterdir()] == [True]
