@@ -213,7 +213,8 @@ def run_offline(number: int, lines: int) -> float:
 
 
 def measure_offline(number: int, lines: int) -> float:
-    from syringa.engine.loading.loader import LoadOptions, load_model
+    from syringa.engine.loading.loaded_model import LoadOptions
+    from syringa.engine.loading.loader import load_model
     from syringa.engine.scheduling.limits import SchedulerLimits
     from syringa.engine.worker.core import EngineCore
     from syringa.modelfiles import load_tokenizer, locate

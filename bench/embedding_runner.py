@@ -65,7 +65,7 @@ def syringa(model: str, threads: int, dtype: str = "auto") -> Embed:
     disable_broken_amx(dtype)
     from syringa.engine.embedding.engine import EmbeddingEngine
     from syringa.engine.embedding.loading import load_embedding_model
-    from syringa.engine.loading.loader import LoadOptions
+    from syringa.engine.loading.loaded_model import LoadOptions
     from syringa.modelfiles import load_tokenizer, locate, read_embedding_spec
     from syringa.types import EmbeddingRequest
 

@@ -25,7 +25,7 @@ import torch
 from bench.gpu_models import MODELS, build_model
 from bench.gpu_workloads import MAX_RUNNING, STEP_TOKENS, log, make_request, run_requests, workload
 from syringa.engine.gpu.decoder import GpuExperts
-from syringa.engine.loading.loader import with_cache_dtype
+from syringa.engine.loading.gpu_model import with_cache_dtype
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 

@@ -18,7 +18,7 @@ import torch
 from bench.gpu_models import build_model
 from bench.gpu_workloads import log, make_request, run_requests, workload
 from syringa.engine.gpu.batch_invariant_check import check_batch_invariance
-from syringa.engine.loading.loader import LoadedModel
+from syringa.engine.loading.loaded_model import LoadedModel
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from syringa.types import EngineRequest, SamplingParams, StopConditions

@@ -25,7 +25,9 @@ from syringa.engine.execution.batch import build_step_tensors, locate_states
 from syringa.engine.gpu.ops.base import ReferenceOps
 from syringa.engine.gpu.ops.quantized_linear import quantized_matmul
 from syringa.engine.gpu.packed_weight import pack_fp8, unpack_weight
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model, with_cache_dtype
+from syringa.engine.loading.gpu_model import with_cache_dtype
+from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.sampling.sampler import Sampler
 from syringa.engine.sampling.sampler_input import SamplerState, SamplingRow
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE

@@ -27,7 +27,7 @@ from bench.gpu_workloads import log
 from syringa.engine.embedding.batch import pack_inputs
 from syringa.engine.embedding.engine import EmbeddingEngine
 from syringa.engine.embedding.loading import LoadedEmbedding, load_embedding_model
-from syringa.engine.loading.loader import LoadOptions
+from syringa.engine.loading.loaded_model import LoadOptions
 from syringa.modelfiles import locate, read_embedding_spec
 from syringa.types import EmbeddingRequest
 

@@ -14,7 +14,8 @@ import torch
 
 from bench.gpu_models import LENGTH, MODELS
 from bench.gpu_workloads import MAX_RUNNING, STEP_TOKENS, log, run_requests, workload
-from syringa.engine.loading.loader import LoadedModel, wrap_gpu_model
+from syringa.engine.loading.gpu_model import wrap_gpu_model
+from syringa.engine.loading.loaded_model import LoadedModel
 from syringa.engine.models.hf import attention
 from syringa.engine.models.hf import gpu as hf_gpu
 from syringa.engine.models.hf import model as hf_model

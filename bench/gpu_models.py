@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from syringa.engine.gpu.ops.base import choose_ops
-from syringa.engine.loading.loader import LoadedModel, load_native_on_gpu
+from syringa.engine.loading.gpu_model import load_native_on_gpu
+from syringa.engine.loading.loaded_model import LoadedModel
 from syringa.engine.loading.quantized import FP8_DTYPE, QuantizedWeight
 from syringa.engine.models.config import DecoderConfig, read_config
 from syringa.modelfiles import ModelDescription

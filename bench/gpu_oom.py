@@ -15,7 +15,7 @@ import torch
 from bench.gpu_check import Log, count_unlikely_tokens
 from bench.gpu_models import build_model
 from bench.gpu_workloads import make_request
-from syringa.engine.loading.loader import LoadedModel
+from syringa.engine.loading.loaded_model import LoadedModel
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from syringa.types import EngineRequest

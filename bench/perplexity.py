@@ -97,7 +97,8 @@ def _measure(
     if not missing:
         return
     disable_broken_amx(REFERENCE)
-    from syringa.engine.loading.loader import LoadOptions, load_model
+    from syringa.engine.loading.loaded_model import LoadOptions
+    from syringa.engine.loading.loader import load_model
     from syringa.engine.worker.core import EngineCore
 
     console.print(f"loading {files.name} in {dtype} …")

@@ -17,7 +17,8 @@ from syringa.bench.load import run_load
 from syringa.bench.processes import start
 from syringa.bench.runner import syringa_server
 from syringa.bench.workload import PromptGenerator
-from syringa.engine.loading.loader import LoadOptions, load_model
+from syringa.engine.loading.loaded_model import LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.worker.core import EngineCore
 from syringa.errors import StartupError
 from syringa.modelfiles import load_tokenizer, locate

@@ -20,7 +20,7 @@ from syringa.types import EngineDelta, EngineRequest, FinishReason, SamplingPara
 if TYPE_CHECKING:  # tests of torch-free modules should not import torch
     from tokenizers import Tokenizer
 
-    from syringa.engine.loading.loader import LoadedModel
+    from syringa.engine.loading.loaded_model import LoadedModel
     from syringa.engine.worker.core import EngineCore
 
 
@@ -49,7 +49,8 @@ def load() -> Iterator[Callable[[str], LoadedModel]]:
     from syringa.engine.cpu.features import disable_broken_amx
 
     disable_broken_amx("bf16")
-    from syringa.engine.loading.loader import LoadOptions, load_model
+    from syringa.engine.loading.loaded_model import LoadOptions
+    from syringa.engine.loading.loader import load_model
 
     loaded: dict[str, LoadedModel] = {}
 

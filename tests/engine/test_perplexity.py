@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from syringa.engine.loading.loader import with_cache_dtype
+from syringa.engine.loading.gpu_model import with_cache_dtype
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from tests.engine.conftest import drive, request

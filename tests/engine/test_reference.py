@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from syringa.engine.loading.loader import LoadedModel
+from syringa.engine.loading.loaded_model import LoadedModel
 from syringa.engine.loading.weights import open_weights
 from syringa.engine.worker.core import EngineCore
 from syringa.modelfiles import describe, locate

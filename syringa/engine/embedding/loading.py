@@ -31,7 +31,7 @@ from syringa.engine.embedding.native_ops import MAX_HEAD_SIZE, FusedEncoder, Nat
 from syringa.engine.embedding.size import is_native_embedding
 from syringa.engine.embedding.weights import LayerReader, PrefixedWeights
 from syringa.engine.gpu.device import choose_device
-from syringa.engine.loading.loader import LoadOptions, Progress
+from syringa.engine.loading.loaded_model import LoadOptions, Progress
 from syringa.engine.loading.memory_plan import MemorySettings, context_limit, plan_memory
 from syringa.engine.loading.model_size import read_model_size
 from syringa.engine.loading.weights import SafetensorsWeights

@@ -19,7 +19,7 @@ from syringa.engine.vision.step_images import locate_images
 if TYPE_CHECKING:
     from typing import Any
 
-    from syringa.engine.loading.loader import LoadedModel
+    from syringa.engine.loading.loaded_model import LoadedModel
     from syringa.engine.scheduling.scheduler import Scheduler
 
 

@@ -9,7 +9,7 @@ from syringa.engine.gpu.decoder import GpuDecoder, GpuMlp
 from syringa.engine.gpu.kernels.batch_invariant_matmul import TILED_CONFIGS, TiledMatmulConfig, batch_invariant_matmul
 from syringa.engine.gpu.kernels.prefill_attention import prefill_attention, query_tiles
 from syringa.engine.gpu.ops.base import GpuOps
-from syringa.engine.loading.loader import LoadedModel
+from syringa.engine.loading.loaded_model import LoadedModel
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 from syringa.errors import ConfigError
 

@@ -16,7 +16,7 @@ from syringa.errors import EngineOverloaded, InvalidRequest
 from syringa.types import EngineRequest
 
 if TYPE_CHECKING:
-    from syringa.engine.loading.loader import LoadedModel
+    from syringa.engine.loading.loaded_model import LoadedModel
     from syringa.engine.structured_output.compiler import GrammarCompiler, GrammarState
     from syringa.engine.vision.preprocessor import ImagePreprocessor, PreprocessingTask
     from syringa.engine.vision.prompt_images import PromptImages

@@ -17,7 +17,7 @@ from syringa.engine.execution.executor import ClientDelta, Executor, StepCallbac
 from syringa.engine.execution.interruption import IsInterrupted
 from syringa.engine.execution.overlap import ModelRunner, OverlapExecutor
 from syringa.engine.execution.sync import SyncExecutor
-from syringa.engine.loading.loader import LoadedModel, cache_blocks, state_slots
+from syringa.engine.loading.loaded_model import LoadedModel, cache_blocks, state_slots
 from syringa.engine.sampling.logprobs import score_prompt
 from syringa.engine.sampling.sampler import Sampler
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE, BlockPool

@@ -18,7 +18,7 @@ from syringa.errors import SyringaError
 from syringa.modelfiles import EmbeddingSpec, ModelFiles, forget_gguf, load_tokenizer, locate, read_embedding_spec
 
 if TYPE_CHECKING:
-    from syringa.engine.loading.loader import LoadOptions
+    from syringa.engine.loading.loaded_model import LoadOptions
     from syringa.engine.worker.engine import WorkerEngine
 
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 512, 8192
@@ -37,7 +37,8 @@ def load_engine(
 
     import torch
 
-    from syringa.engine.loading.loader import LoadOptions, load_model
+    from syringa.engine.loading.loaded_model import LoadOptions
+    from syringa.engine.loading.loader import load_model
     from syringa.engine.scheduling.limits import ATTENTION_SPAN, GPU_ATTENTION_SPAN, SchedulerLimits
     from syringa.engine.worker.core import EngineCore
     from syringa.engine.worker.fingerprint import worker_fingerprint

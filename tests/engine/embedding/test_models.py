@@ -191,7 +191,7 @@ def test_int8_is_the_default_and_runs_in_one_call(saved: Saved) -> None:
 
 def test_length_above_that_of_the_model_is_refused(saved: Saved) -> None:
     from syringa.engine.embedding.loading import load_embedding_model
-    from syringa.engine.loading.loader import LoadOptions
+    from syringa.engine.loading.loaded_model import LoadOptions
     from syringa.modelfiles import locate, read_embedding_spec
 
     files = locate(str(saved("Bert", pooling="mean_tokens").folder))

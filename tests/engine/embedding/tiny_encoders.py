@@ -11,7 +11,7 @@ import torch
 
 from syringa.engine.embedding.batch import pack_inputs
 from syringa.engine.embedding.loading import EmbeddingModel, LoadedEmbedding, load_embedding_model
-from syringa.engine.loading.loader import LoadOptions
+from syringa.engine.loading.loaded_model import LoadOptions
 from syringa.modelfiles import locate, read_embedding_spec
 from tests.engine.models.tiny_models import save_tokenizer
 

@@ -14,7 +14,9 @@ from syringa.engine.gpu import batch_invariant_check
 from syringa.engine.gpu import device as gpu_device
 from syringa.engine.gpu.ops import base as ops_module
 from syringa.engine.gpu.ops.batch_invariant_ops import BatchInvariantOps
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model, load_on_gpu
+from syringa.engine.loading.gpu_model import load_on_gpu
+from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.loading.precision import check_deterministic_gpu
 from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import ConfigError

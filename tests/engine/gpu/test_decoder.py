@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from syringa.engine.loading.loader import LoadOptions, load_model, with_cache_dtype
+from syringa.engine.loading.gpu_model import with_cache_dtype
+from syringa.engine.loading.loaded_model import LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from syringa.errors import ConfigError

@@ -16,7 +16,9 @@ from syringa.engine.gpu import device as gpu_device
 from syringa.engine.gpu.expert_loading import mxfp4_weight
 from syringa.engine.gpu.ops import base as ops_module
 from syringa.engine.gpu.ops.base import ReferenceOps
-from syringa.engine.loading.loader import LoadOptions, load_model, load_on_gpu
+from syringa.engine.loading.gpu_model import load_on_gpu
+from syringa.engine.loading.loaded_model import LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.models.config import is_native, read_config
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import describe, locate

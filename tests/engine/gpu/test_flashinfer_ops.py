@@ -23,6 +23,8 @@ from syringa.engine.gpu.ops.base import ReferenceOps, choose_ops
 from syringa.engine.gpu.ops.flashinfer_ops import FlashInferMetadata, FlashInferOps, missing_flashinfer
 from syringa.engine.gpu.ops.triton_ops import TritonOps
 from syringa.engine.loading import loader
+from syringa.engine.loading.gpu_model import load_on_gpu
+from syringa.engine.loading.loaded_model import LoadOptions
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from syringa.engine.worker.options import WorkerOptions
@@ -260,9 +262,9 @@ def test_attention_option_reaches_ops(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(gpu_device, "free_memory", lambda device: 8 << 30)
     spec = ModelSpec(id="a", path=str(tmp_path))
     options = WorkerOptions.from_config(spec, Config(attention="flashinfer"))
-    load_options: list[loader.LoadOptions] = []
+    load_options: list[LoadOptions] = []
 
-    def load(options: loader.LoadOptions, progress: Any) -> Any:
+    def load(options: LoadOptions, progress: Any) -> Any:
         load_options.append(options)
         raise ModelError("stop here")
 
@@ -270,7 +272,7 @@ def test_attention_option_reaches_ops(monkeypatch: pytest.MonkeyPatch, tmp_path:
     with pytest.raises(ModelError, match="stop here"):
         load_engine(options)
     files = locate(str(tmp_path))
-    model = loader.load_on_gpu(load_options[0], files, describe(files), torch.device("cpu"), None)
+    model = load_on_gpu(load_options[0], files, describe(files), torch.device("cpu"), None)
     assert requested == ["flashinfer"]
     assert model.gpu is not None
     assert model.gpu.decoder.ops is chosen

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from syringa.engine.loading.loader import LoadOptions, load_model
+from syringa.engine.loading.loaded_model import LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.loading.precision import check_deterministic_gpu
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore

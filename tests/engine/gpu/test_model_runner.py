@@ -12,7 +12,8 @@ from transformers import AutoConfig
 
 from syringa.engine.gpu.model_runner import GpuModelRunner
 from syringa.engine.gpu.ops.base import ReferenceOps
-from syringa.engine.loading.loader import LoadOptions, load_model
+from syringa.engine.loading.loaded_model import LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from syringa.types import EngineRequest

@@ -8,7 +8,8 @@ import torch
 
 from syringa.engine.gpu.cache import GpuCache, GpuCacheShape
 from syringa.engine.gpu.ops.base import GpuOps
-from syringa.engine.loading.loader import LoadedModel, load_native_on_gpu
+from syringa.engine.loading.gpu_model import load_native_on_gpu
+from syringa.engine.loading.loaded_model import LoadedModel
 from syringa.engine.loading.weights import open_weights
 from syringa.engine.models.config import read_config
 from syringa.engine.models.state_cache import StateTensors

@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model
+from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.sampling.draw import draw_greedy, draw_plain
 from syringa.engine.sampling.sampler_input import NO_TOKEN
 from syringa.engine.scheduling.oom import is_oom

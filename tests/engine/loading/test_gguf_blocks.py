@@ -14,7 +14,8 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from syringa.engine.cpu.layers.linear import BlockEmbedding, BlockLinear, Int8Linear
 from syringa.engine.cpu.native import load_kernels
 from syringa.engine.loading import precision
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model
+from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.loading.model_size import ModelSize
 from syringa.errors import ModelError
 from syringa.modelfiles import read_gguf

@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from syringa.engine.gpu.packed_weight import PackedWeight
-from syringa.engine.loading.loader import LoadOptions, load_model, load_on_gpu
+from syringa.engine.loading.gpu_model import load_on_gpu
+from syringa.engine.loading.loaded_model import LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.loading.quantized import FP8_DTYPE, QuantizedWeights, quantize_fp8
 from syringa.engine.loading.weights import SafetensorsWeights, open_weights
 from syringa.engine.models.quantization import read_quantization, stored_dtype

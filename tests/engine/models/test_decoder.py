@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model
+from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.models.decoder import Decoder
 from syringa.engine.models.fused import FusedDecoder
 from syringa.engine.worker.core import EngineCore

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from syringa.engine.loading.hybrid_weights import HybridWeights
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model
+from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.loading.quantized import QuantizedWeight, quantize_fp8
 from syringa.engine.loading.weights import SafetensorsWeights
 from syringa.engine.models import state_cache

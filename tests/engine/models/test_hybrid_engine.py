@@ -11,7 +11,8 @@ import torch
 
 from syringa.engine.cpu.layers.cache import CacheTensors
 from syringa.engine.execution.batch import StepTensors
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model, state_slots
+from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions, state_slots
+from syringa.engine.loading.loader import load_model
 from syringa.engine.loading.memory_plan import MemorySettings, plan_memory, program_bytes
 from syringa.engine.loading.model_size import read_model_size
 from syringa.engine.scheduling.limits import SchedulerLimits

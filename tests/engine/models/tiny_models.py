@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from syringa.engine.execution.batch import build_step_tensors, locate_states
-from syringa.engine.loading.loader import LoadedModel
+from syringa.engine.loading.loaded_model import LoadedModel
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
 SIZES = {

@@ -14,7 +14,8 @@ import torch
 from transformers import AutoConfig
 
 from syringa.engine.execution.overlap import StepInput
-from syringa.engine.loading.loader import LoadOptions, load_model
+from syringa.engine.loading.loaded_model import LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.scheduling.oom import GOOD_STEPS, MAX_FAILURES, OUT_OF_MEMORY, OOMBackoff, OOMGuard, is_oom
 from syringa.engine.scheduling.scheduler_output import ScheduledSequence

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from syringa.engine.loading.loader import LoadOptions, load_model
+from syringa.engine.loading.loaded_model import LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.errors import ModelError
 from tests.engine.vision.tiny_models import FAMILIES, tokenizer
 

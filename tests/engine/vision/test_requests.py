@@ -328,7 +328,8 @@ def test_submit_refuses_when_image_queue_is_full(
 def test_text_model_refuses_images(tmp_path: Any) -> None:
     from transformers import AutoConfig
 
-    from syringa.engine.loading.loader import LoadOptions, load_model
+    from syringa.engine.loading.loaded_model import LoadOptions
+    from syringa.engine.loading.loader import load_model
 
     save_text_model(tmp_path, AutoConfig.for_model("gpt2", **SIZES, n_embd=64, n_layer=2, n_head=4, n_positions=256))
     core = EngineCore(load_model(LoadOptions(model=str(tmp_path), dtype="fp32", threads=1)), kv_cache_tokens=256)

@@ -17,7 +17,9 @@ from PIL import Image as Pillow
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from syringa.engine.execution.batch import build_step_tensors
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model, wrap_gpu_model
+from syringa.engine.loading.gpu_model import wrap_gpu_model
+from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.models.hf.model import load_hf_model
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 from syringa.engine.vision.preprocessor import ImagePreprocessor

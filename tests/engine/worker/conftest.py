@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from syringa.engine.loading.loader import LoadedModel
+    from syringa.engine.loading.loaded_model import LoadedModel
     from syringa.engine.worker.core import EngineCore
 
 
 @pytest.fixture(scope="module")
 def load_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedModel]:
     """Return a function that loads the tiny model in a precision, once."""
-    from syringa.engine.loading.loader import LoadOptions, load_model
+    from syringa.engine.loading.loaded_model import LoadOptions
+    from syringa.engine.loading.loader import load_model
     from tests.engine.worker.tiny_llama import save_tiny_llama
 
     folder = tmp_path_factory.mktemp("tiny-llama")

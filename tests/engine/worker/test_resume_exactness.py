@@ -13,7 +13,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from syringa.engine.loading.loader import LoadedModel
+from syringa.engine.loading.loaded_model import LoadedModel
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.structured_output import masks
 from syringa.engine.worker.core import EngineCore

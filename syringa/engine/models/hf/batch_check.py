@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from syringa.engine.execution.batch import StepTensors
-from syringa.engine.loading.loader import CacheShape
+from syringa.engine.loading.loaded_model import CacheShape
 from syringa.engine.models.decoder import Model
 from syringa.engine.models.hf.attention import UnsupportedModel
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from syringa.engine.loading.loader import MULTIMODAL_CONFIGS
 from syringa.engine.models.hf import attention as hf_attention
 from syringa.engine.models.hf import vision as hf_vision
 from syringa.engine.models.hf.attention import UnsupportedModel
 from syringa.engine.vision.family import FAMILIES, VisionFamily
 from syringa.modelfiles import ModelDescription, ModelFiles
 
+# present in the config of models that read more than text
+MULTIMODAL_CONFIGS = ("vision_config", "audio_config", "image_config")
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
 
 

@@ -20,7 +20,7 @@ from syringa.engine.gpu import device as gpu_device
 from syringa.engine.gpu.cache import GpuCacheShape
 from syringa.engine.gpu.model import GpuModel
 from syringa.engine.gpu.ops.base import GpuOps
-from syringa.engine.loading.loader import CacheShape
+from syringa.engine.loading.loaded_model import CacheShape
 from syringa.engine.loading.precision import check_host_memory
 from syringa.engine.models.decoder import Model
 from syringa.engine.models.hf import attention as hf_attention

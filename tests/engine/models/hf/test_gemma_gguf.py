@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model
+from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.worker.core import EngineCore
 from syringa.modelfiles import describe, load_tokenizer, locate
 from tests.engine.conftest import drive, request

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from syringa.engine.cpu.layers.linear import BlockLinear, Int8Linear
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model
+from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.models.hf.int8 import HFNativeLinear
 from syringa.engine.models.hf.model import HFModel
 from syringa.engine.worker.core import EngineCore

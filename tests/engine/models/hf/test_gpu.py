@@ -12,7 +12,9 @@ import torch
 
 from syringa.engine.gpu.cache import GpuCacheShape
 from syringa.engine.gpu.ops.base import ReferenceOps
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model, wrap_gpu_model
+from syringa.engine.loading.gpu_model import wrap_gpu_model
+from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.models.hf import gpu
 from syringa.engine.models.hf.gpu import HFGpuDecoder, can_capture_graphs
 from syringa.engine.models.hf.model import load_hf_model

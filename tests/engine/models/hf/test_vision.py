@@ -12,8 +12,9 @@ import torch
 from syringa.engine.gpu import device as gpu_device
 from syringa.engine.gpu.cache import GpuCacheShape
 from syringa.engine.gpu.model_runner import GpuModelRunner
-from syringa.engine.loading import loader
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model
+from syringa.engine.loading.gpu_model import load_on_gpu
+from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
+from syringa.engine.loading.loader import load_model
 from syringa.engine.models.hf import gpu
 from syringa.engine.models.hf.vision import HFVisionLanguageGpuDecoder, largest_tower_inputs
 from syringa.engine.sampling.sampler import Sampler
@@ -248,7 +249,7 @@ def test_gpu_loader_returns_vision_components(tiny_model: Any) -> None:
     model = tiny_model("gemma3")
     files = locate(str(model.folder))
     options = LoadOptions(model=str(model.folder), device="cuda")
-    loaded = loader.load_on_gpu(options, files, describe(files), torch.device("cpu"), None)
+    loaded = load_on_gpu(options, files, describe(files), torch.device("cpu"), None)
     assert loaded.info.dtype == "bf16"
     core = EngineCore(loaded, kv_cache_tokens=512)
     answer = drive(core, [model.ask("a", "@ and @", *IMAGES[:2], max_tokens=5)])["a", 0]
