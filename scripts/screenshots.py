@@ -1,34 +1,36 @@
 """Write the pictures of the console in docs/images: `make screenshots`.
 
-A real server with the default model, and Chromium. Every picture is in light and dark.
+A real server with the default model and the embedding model, requests of several organizations
+(`scripts/sample_traffic.py`), and Chromium. Every picture is in light and dark. Takes about six minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable
+import re
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from PIL import Image
 from playwright.async_api import Browser, Page, expect
 
+from scripts.sample_traffic import SETTINGS, Client, create_batches, create_keys, create_responses, send_load
 from tests.console.browser import PHONE, chromium, open_page
-from tests.e2e.server import serve
+from tests.e2e.server import Server, serve
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-SETTINGS = ("--max-model-len", "2048", "--served-model-name", "SmolLM2-135M-Instruct")
 WIDE = (1440, 900)
-PAGES = ("completions", "responses", "embeddings", "batches", "models", "status", "usage", "keys")
+BEFORE_SECONDS, LOAD_SECONDS = 220.0, 260.0  # of load, before the pictures under load and in total
 
 
-async def ask(page: Page, text: str) -> None:
+async def ask(page: Page, text: str, answers: int = 1) -> None:
+    """Send a message and wait until there are this many complete answers."""
     await page.get_by_label("Message", exact=True).fill(text)
     await page.get_by_role("button", name="Send", exact=True).click()
-
-
-async def finished(page: Page, count: int = 1) -> None:
-    await expect(page.locator(".message.assistant .figures")).to_have_count(count)
+    await expect(page.locator(".message.assistant .figures")).to_have_count(answers)
 
 
 async def greedy(page: Page, tokens: int) -> None:
@@ -38,29 +40,28 @@ async def greedy(page: Page, tokens: int) -> None:
 
 
 async def chat(page: Page) -> None:
-    await greedy(page, 96)
+    await greedy(page, 256)
+    await ask(page, "What is photosynthesis?")
+    await page.get_by_role("button", name="New chat", exact=True).first.click()
+    await greedy(page, 256)
     await ask(page, "What is the capital of France?")
-    await finished(page)
-    await ask(page, "Write a Python function that adds two numbers.")
-    await finished(page, 2)
+    await ask(page, "Write a Python function that adds two numbers.", 2)
 
 
 async def tokens(page: Page) -> None:
     await greedy(page, 48)
     await page.get_by_role("toolbar").get_by_role("button", name="Tokens", exact=True).click()
     await ask(page, "Write a sentence about a lilac in the rain.")
-    await finished(page)
     await page.locator(".token").nth(4).click()
 
 
 async def compare(page: Page) -> None:
-    await greedy(page, 48)
+    await greedy(page, 96)
     await page.get_by_role("button", name="Compare", exact=True).click()
     await page.get_by_role("tab", name="Thread B").click()
     await page.get_by_label("temperature", exact=True).fill("0.9")
     await page.get_by_label("seed", exact=True).fill("7")
-    await ask(page, "What is the capital of France?")
-    await finished(page, 2)
+    await ask(page, "Explain HTTP in one paragraph.", 2)
 
 
 async def tools(page: Page) -> None:
@@ -68,50 +69,104 @@ async def tools(page: Page) -> None:
     await page.get_by_role("button", name="Example", exact=True).click()
     await page.get_by_label("Tool choice", exact=True).select_option("get_weather")
     await ask(page, "What is the weather in Paris?")
-    await finished(page)
 
 
-async def phone(page: Page) -> None:
+async def chat_phone(page: Page) -> None:
     await page.get_by_role("button", name="Settings", exact=True).click()
-    await greedy(page, 48)
+    await greedy(page, 96)
     await page.keyboard.press("Escape")
-    await ask(page, "What is the capital of France?")
-    await finished(page)
+    await ask(page, "Explain HTTP in one paragraph.")
 
 
-async def settled(page: Page) -> None:
+async def completions(page: Page) -> None:
+    await page.get_by_label("Text", exact=True).fill("Photosynthesis is")
+    await page.locator("input[type=number]").nth(1).fill("0")
+    await page.get_by_role("button", name="Complete", exact=True).click()
+    await expect(page.get_by_text("tokens/s")).to_be_visible()
+    await page.locator(".heat-text .heat").nth(9).click()
+
+
+async def responses(page: Page) -> None:
+    await page.get_by_role("link", name=re.compile("What is HTTPS")).click()
+    await expect(page.get_by_role("heading", name="Output", exact=True)).to_be_visible()
+
+
+async def embeddings(page: Page) -> None:
+    await page.get_by_role("button", name="Compare", exact=True).click()
+    await expect(page.get_by_role("region", name="Similarity matrix")).to_be_visible()
+
+
+async def usage(page: Page) -> None:
+    await page.get_by_label("Time", exact=True).select_option("7")
+    await page.get_by_label("Group by", exact=True).select_option("organization")
+    await page.get_by_label("Show", exact=True).select_option("tokens")
+
+
+async def loaded(page: Page) -> None:
     await expect(page.get_by_role("heading", level=1)).to_be_visible()
-    await expect(page.locator(".loading")).to_have_count(0)
 
 
-Scene = Callable[[Page], Awaitable[None]]
-SCENES: dict[str, tuple[str, tuple[int, int], Scene]] = {
-    "chat": ("/chat", WIDE, chat),
-    "chat-tokens": ("/chat", WIDE, tokens),
-    "chat-compare": ("/chat", WIDE, compare),
-    "chat-tools": ("/chat", WIDE, tools),
-    "chat-phone": ("/chat", PHONE, phone),
-    **{name: (f"/{name}", WIDE, settled) for name in PAGES},
+class Scene(NamedTuple):
+    prepare: Callable[[Page], Awaitable[None]] = loaded
+    path: str = ""  # default: the name of the scene
+    size: tuple[int, int] = WIDE
+    under_load: bool = False
+
+
+SCENES = {
+    "status": Scene(under_load=True),
+    "status-phone": Scene(path="status", size=PHONE, under_load=True),
+    "models": Scene(under_load=True),
+    "chat": Scene(chat),
+    "chat-tokens": Scene(tokens, "chat"),
+    "chat-compare": Scene(compare, "chat"),
+    "chat-tools": Scene(tools, "chat"),
+    "chat-phone": Scene(chat_phone, "chat", PHONE),
+    "completions": Scene(completions),
+    "responses": Scene(responses),
+    "embeddings": Scene(embeddings),
+    "batches": Scene(),
+    "usage": Scene(usage),
+    "keys": Scene(),
 }
 
 
-async def shoot(browser: Browser, url: str, name: str, dark: bool, folder: Path) -> None:
-    path, size, scene = SCENES[name]
-    async with open_page(browser, url, path=path, size=size, dark=dark) as (page, _):
-        await scene(page)
+async def shoot(browser: Browser, url: str, name: str, dark: bool, folder: Path, key: str = "") -> None:
+    """Write the picture of a scene, signed in with a key."""
+    scene = SCENES[name]
+    path = folder / f"console-{name}-{'dark' if dark else 'light'}.png"
+    address, scale = f"/{scene.path or name}", 2 if scene.size == PHONE else 1
+    async with open_page(
+        browser, url, path=address, size=scene.size, dark=dark, key=key, device_scale_factor=scale
+    ) as (page, _):
+        await scene.prepare(page)
+        await expect(page.locator(".loading")).to_have_count(0)
         await page.wait_for_timeout(800)  # charts and highlights
-        with contextlib.suppress(Exception):
-            await page.evaluate("document.fonts.ready")
-        await page.screenshot(path=folder / f"console-{name}-{'dark' if dark else 'light'}.png")
-        print(f"console-{name}-{'dark' if dark else 'light'}.png")
+        await page.screenshot(path=path)
+    Image.open(path).save(path, optimize=True)
+    print(path.name)
 
 
-async def run(names: list[str], folder: Path) -> None:
-    with serve(*SETTINGS) as server:
-        async with chromium() as browser:
-            for dark in (False, True):
-                for name in names:
-                    await shoot(browser, server.url, name, dark, folder)
+async def shoot_all(browser: Browser, url: str, names: Sequence[str], folder: Path, key: str) -> None:
+    for name in names:
+        for dark in (False, True):
+            await shoot(browser, url, name, dark, folder, key)
+
+
+async def run(server: Server, names: Sequence[str], folder: Path) -> None:
+    keys = await create_keys(server.url)
+    async with Client(server.url, keys["ops"]) as client:
+        await create_responses(client)
+        await create_batches(client)
+    under_load = [name for name in names if SCENES[name].under_load]
+    others = [name for name in names if not SCENES[name].under_load]
+    async with chromium() as browser:
+        if under_load:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(send_load(server.url, keys, LOAD_SECONDS))
+                await asyncio.sleep(BEFORE_SECONDS)
+                await shoot_all(browser, server.url, under_load, folder, keys["ops"])
+        await shoot_all(browser, server.url, others, folder, keys["ops"])
 
 
 def main() -> None:
@@ -120,7 +175,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=IMAGES)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    asyncio.run(run(arguments.names or list(SCENES), arguments.folder))
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder) / "syringa.toml"
+        settings.write_text(SETTINGS)
+        with serve("--config", str(settings)) as server:
+            asyncio.run(run(server, arguments.names or list(SCENES), arguments.folder))
 
 
 if __name__ == "__main__":
