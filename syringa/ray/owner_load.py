@@ -1,7 +1,8 @@
 """What the processes of a machine's owner use: all that do not belong to a node of a cluster.
 
 Our processes are recognized by a variable of their environment, which each inherits from the node that it belongs to.
-Processes of other users, whose environment cannot be read, are the owner's.
+Some, as those of vLLM, overwrite their environment with a title: what one of ours has started, and what is in a session
+that one of ours leads, is ours too. Processes of other users, whose environment cannot be read, are the owner's.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class _Process(NamedTuple):
     started: int  # together with its id, what identifies a process
     ours: bool
     ticks: int  # of CPU time
+    parent: int
+    session: int  # the id of the process that leads it
 
 
 class OwnerLoadMeter:
@@ -86,13 +89,14 @@ class OwnerLoadMeter:
             try:
                 fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
                 ticks, started = int(fields[11]) + int(fields[12]), int(fields[19])
+                parent, session = int(fields[1]), int(fields[3])
             except (OSError, ValueError, IndexError):  # it has just ended
                 continue
             known = self._processes.get(pid)
             same = known is not None and known.started == started
             ours = known.ours if known is not None and same else self._is_marked(entry)
-            found[pid] = _Process(started, ours, ticks)
-        return found
+            found[pid] = _Process(started, ours, ticks, parent, session)
+        return _with_descendants(found)
 
     @staticmethod
     def _is_marked(entry: Path) -> bool:
@@ -100,3 +104,18 @@ class OwnerLoadMeter:
             return any(each.startswith(_MARK) for each in (entry / "environ").read_bytes().split(b"\0"))
         except OSError:
             return False
+
+
+def _with_descendants(processes: dict[int, _Process]) -> dict[int, _Process]:
+    """Mark what belongs to one of our processes, by its parent or by its session, as ours."""
+    followers: dict[int, list[int]] = {}
+    for pid, process in processes.items():
+        for leader in {process.parent, process.session}:
+            followers.setdefault(leader, []).append(pid)
+    found = [pid for pid, process in processes.items() if process.ours]
+    ours = set(found)
+    while found:
+        new = set(followers.get(found.pop(), ())) - ours
+        ours |= new
+        found += new
+    return {pid: process._replace(ours=pid in ours) for pid, process in processes.items()}
