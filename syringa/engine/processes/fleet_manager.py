@@ -111,7 +111,7 @@ class FleetManager:
             model.released, model.restart, model.wanted = True, False, False
 
     def keep(self, key: str, idle_timeout: float) -> None:
-        """Set the idle timeout of a loaded model, until it is loaded again. A preloaded one is not unloaded."""
+        """Set the idle timeout of a loaded model, until it is loaded again."""
         if model := self._models.get(key):
             model.idle_timeout = idle_timeout
             self._publish_change(model)
@@ -226,13 +226,11 @@ class FleetManager:
         waited = now - model.requested_at
         if model.released:
             leaves = not any(each.running or each.waiting for each in usable)
-        elif model.restart:
-            leaves = False
-        elif all(each.phase == "queued" for each in usable):
-            leaves = 0 < self._patience <= waited  # the requests have timed out
-        elif all(each.phase == "ready" for each in usable):
+        elif usable and all(each.phase == "ready" for each in usable):
             idle = min(each.idle_seconds(now) for each in usable)
             leaves = 0 < model.idle_timeout <= min(idle, waited)
+        elif not model.restart and all(each.phase == "queued" for each in usable):
+            leaves = 0 < self._patience <= waited  # the requests have timed out
         else:
             leaves = False
         if leaves:

@@ -340,6 +340,33 @@ def test_model_is_unloaded_after_the_idle_time_that_is_asked_for(folder: str) ->
     assert retired(harness) == [only]
 
 
+def test_preloaded_model_is_unloaded_after_idle_seconds_and_comes_back_on_request(folder: str) -> None:
+    harness = FleetHarness(folder, queue_timeout=5.0)
+    spec = model(preload=True, idle_seconds=60.0)
+    key = harness.acquire(spec, opportunistic=True)
+    harness.run_for(20)  # no request waits for it that could time out
+    assert harness.state(key).status == "loading"
+    (first,) = harness.cluster.replicas
+    harness.cluster.load(first, idle_seconds=1.0)
+    harness.run_for(50)
+    assert retired(harness) == []
+    harness.run_for(10)
+    assert retired(harness) == [first]
+    harness.cluster.end(first)
+    harness.run_for(60)
+    assert (harness.state(key).status, len(launches(harness))) == ("cold", 1)
+    harness.serve(spec)
+    assert harness.state(key).status == "loaded"
+
+
+def test_preloaded_model_without_idle_seconds_stays_loaded(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (only,) = harness.serve(model(preload=True))
+    harness.cluster.load(only, idle_seconds=1e6)
+    harness.run_for(5)
+    assert retired(harness) == []
+
+
 def test_released_model_is_unloaded_once_it_is_idle_and_forgotten(folder: str) -> None:
     harness = FleetHarness(folder)
     (id,) = harness.serve(model(preload=True))
