@@ -48,7 +48,7 @@ from syringa.http.routing import WEBSOCKET, Handler, Router
 from syringa.http.server.drain import DrainMiddleware
 from syringa.http.uploads import MAX_FIELDS, MAX_FORM_BYTES
 from syringa.service.app_state import AppState
-from syringa.service.metrics.fleet_metrics import count_states
+from syringa.service.metrics.fleet_metrics import summarize_fleet
 from syringa.service.metrics.status import ModelStatus
 from syringa.store import ModelUsage
 
@@ -98,7 +98,7 @@ def create_handlers(config: Config, dispatcher: GenerationDispatcher, models: Mo
         lambda: [(id, id) for id in models.ids],
         is_ready=lambda model: dispatcher.engines.status(model) not in NOT_READY,
         replicas=lambda model: Counter[str](each.status for each in dispatcher.engines.replicas(model)),
-        fleet=lambda: count_states(dispatcher.engines.fleet()),
+        fleet=lambda: summarize_fleet(dispatcher.engines.fleet()),
     )
     ollama_models = OllamaModelRoutes(config, dispatcher.engines, models, app_state)
     document = functools.partial(openapi_document, secured=bool(config.api_key), root_path=config.root_path)

@@ -229,6 +229,19 @@ STATUS = Operation(
             "additionalProperties": {"type": "integer"},
             "description": "Number of pools by state: `active`, `closing`, `inactive`, `degraded`.",
         },
+        evictions={
+            "type": "object",
+            "additionalProperties": {"type": "integer"},
+            "description": "Number of replicas that had to leave, by reason: `node_drained`, `pool_closed`, "
+            "`owner_returned`, `capacity`, `preempted`. Empty without a cluster.",
+        },
+        recovery=_object(
+            count={"type": "integer", "description": "How often replicas were lost and replaced."},
+            mean_seconds={
+                "type": ["number", "null"],
+                "description": "Mean seconds from a loss until the minimum of the model was ready again.",
+            },
+        ),
     ),
     errors=(400,),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import get_args
+from typing import Any, get_args
 
 from prometheus_client import Metric
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -25,11 +25,15 @@ _POOL_GAUGES: dict[str, tuple[str, Callable[[PoolStatus], float]]] = {
 }
 
 
-def count_states(status: FleetStatus) -> dict[str, dict[str, int]]:
-    """Return the number of nodes and pools by state."""
+def summarize_fleet(status: FleetStatus) -> dict[str, dict[str, Any]]:
+    """Return what `/status` says of nodes and pools: numbers without a name, because it is public."""
+    times = status.recovery
+    count = sum(times.counts)
     return {
         "nodes": dict(Counter(node.state for node in status.nodes)),
         "pools": dict(Counter(pool.state for pool in status.pools)),
+        "evictions": dict(status.evictions),
+        "recovery": {"count": count, "mean_seconds": round(times.sum / count, 3) if count else None},
     }
 
 

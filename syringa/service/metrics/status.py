@@ -74,11 +74,11 @@ class ModelStatus:
         max_wait: float = MAX_WAIT_SECONDS,
         is_ready: Callable[[str], bool] = lambda model: True,
         replicas: Callable[[str], Mapping[str, int]] = lambda model: {},
-        fleet: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
+        fleet: Callable[[], Mapping[str, Mapping[str, Any]]] = dict,
     ) -> None:
         """`is_ready` tells of a model's id whether it can answer requests now, `replicas` their number by status.
 
-        `fleet`: the number of nodes and of pools by state.
+        `fleet`: what is said of nodes and pools, see `summarize_fleet`.
         """
         self._is_ready, self._replicas, self._fleet = is_ready, replicas, fleet
         self._read_usage, self._models, self._clock, self._max_wait = read_usage, models, clock, max_wait

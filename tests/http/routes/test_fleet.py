@@ -7,9 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 from syringa.api.models.served_model import FixedModels
+from syringa.api.openapi.operations import STATUS as STATUS_OPERATION
 from syringa.config import Config
 from syringa.engine.interface import SingleEngineProvider
 from syringa.fleet.pools import PoolSpec
@@ -191,14 +193,25 @@ async def test_fleet_endpoints_require_an_administrator(database: str, method: s
         assert (await http.request(method, path, json=body, headers=bearer(admin))).status_code == 200
 
 
-async def test_status_counts_nodes_and_pools_by_state(database: str) -> None:
+async def read_status(http: httpx.AsyncClient) -> Any:
+    report = (await http.get("/status")).raise_for_status().json()
+    schema: Any = STATUS_OPERATION.response
+    jsonschema.validate(report, schema)
+    return report
+
+
+async def test_status_counts_nodes_and_pools_by_state_evictions_and_recoveries_without_names(database: str) -> None:
     async with server(ClusterEngines(), database) as http:
-        report = (await http.get("/status")).json()
+        report = await read_status(http)
     assert report["nodes"] == {"ready": 2, "lost": 1}
     assert report["pools"] == {"degraded": 1, "inactive": 1}
+    assert report["evictions"] == {"pool_closed": 3, "owner_returned": 0}
+    assert report["recovery"] == {"count": 3, "mean_seconds": 4.5}
+    assert not {each for each in ("gpu-1", "gpu-2", "night", "spare") if each in str(report)}
     async with server(SingleEngineProvider(FakeEngine("hello")), database) as http:
-        report = (await http.get("/status")).json()
-    assert (report["nodes"], report["pools"]) == ({"ready": 1}, {})
+        report = await read_status(http)
+    assert (report["nodes"], report["pools"], report["evictions"]) == ({"ready": 1}, {}, {})
+    assert report["recovery"] == {"count": 0, "mean_seconds": None}
 
 
 async def test_metrics_have_nodes_pools_evictions_and_recovery_times(database: str) -> None:

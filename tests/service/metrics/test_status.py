@@ -16,7 +16,12 @@ from tests.store.helpers import read, write
 
 NOON = 1_769_860_800.0  # 2026-01-31T12:00:00Z
 SCHEMA: Any = STATUS.response
-FLEET = {"nodes": {"ready": 2, "lost": 1}, "pools": {"active": 1}}
+FLEET = {
+    "nodes": {"ready": 2, "lost": 1},
+    "pools": {"active": 1},
+    "evictions": {"pool_closed": 2},
+    "recovery": {"count": 1, "mean_seconds": 4.5},
+}
 
 
 def usage(model: str = "m", **given: Any) -> ModelUsage:
