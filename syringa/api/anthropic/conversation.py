@@ -9,10 +9,12 @@ import msgspec
 
 from syringa.api.anthropic.content import Part
 from syringa.api.anthropic.request import CacheControl
+from syringa.api.anthropic.tool_changes import ToolChange
 from syringa.api.chat.content import Content
 from syringa.api.chat.messages import PromptMessage
 from syringa.prompt.chat.template import Message
 
+_SYSTEM_TEXT = "<system_message>\n{}\n</system_message>"
 _IMAGE_ELSEWHERE = "[image]"  # in the result of a tool, whose images are in the user message after it
 
 
@@ -62,6 +64,7 @@ class Conversation:
         self.turns: list[Turn] = []
         self.mark: CacheMark | None = None
         self.referenced_tools: set[str] = set()  # in results of tools that search for tools
+        self.tool_changes: list[ToolChange] = []
 
     def turn(self, role: str) -> Turn:
         """Return the turn that blocks of a role are added to: the last one, if it has the role."""
@@ -69,15 +72,32 @@ class Conversation:
             self.turns.append(Turn(role))
         return self.turns[-1]
 
+    def add_system_text(self, text: str) -> None:
+        """Add the text of a system message for a template that renders none after other messages.
+
+        Before all turns, it belongs to the system prompt. Later it is marked as what it is in the user turn or the
+        result of a tool before it, and after the assistant in a user turn, so that the prompt of a longer conversation
+        begins with that of a shorter one.
+        """
+        if not self.turns:
+            self.system.append(Part(text))
+            return
+        turn = self.turn("user") if self.turns[-1].role == "assistant" else self.turns[-1]
+        turn.parts.append(Part(_SYSTEM_TEXT.format(text)))
+
     def prefix_mark(self, control: CacheControl | None) -> CacheMark | None:
         """Return the mark of the system prompt as far as it is known, or of the tools, which are rendered with it."""
         return CacheMark(control, parts=len(self.system)) if control is not None else None
 
     def mark_here(self, control: CacheControl | None) -> None:
         """Mark the end of what was added last, if there is a mark."""
-        if control is not None and self.turns:
+        if control is None:
+            return
+        if self.turns:
             last = self.turns[-1]
             self.mark = CacheMark(control, len(self.turns) - 1, len(last.parts), len(last.calls))
+        elif self.system:
+            self.mark = self.prefix_mark(control)
 
     @property
     def continues(self) -> bool:

@@ -12,6 +12,7 @@ from syringa.api.anthropic.conversation import Conversation, Turn
 from syringa.api.anthropic.request import CacheControl, PromptBody
 from syringa.api.anthropic.schemas import SERVER_BLOCKS
 from syringa.api.anthropic.thinking import OpenThinking
+from syringa.api.anthropic.tool_changes import TOOL_CHANGES, read_tool_change
 from syringa.api.decoding import convert
 from syringa.api.fields.hosted_tools import UnsupportedTools, report_hosted_tool
 from syringa.errors import InvalidRequest
@@ -26,6 +27,7 @@ _BILLING_LINE = "x-anthropic-billing-header:"
 class MessageField(msgspec.Struct, kw_only=True):
     role: Literal["user", "assistant", "system"]
     content: Any = None
+    output_config: dict[str, Any] | None = None  # of system messages
 
 
 class ToolUseField(msgspec.Struct, kw_only=True):
@@ -64,19 +66,33 @@ class RedactedThinkingField(msgspec.Struct, kw_only=True):
     cache_control: Any = None
 
 
+class CompactionField(msgspec.Struct, kw_only=True):
+    """A summary of messages that are no longer sent. Other fields repeat it for Anthropic's server."""
+
+    type: str
+    content: str | None = None
+    tool_changes: list[Any] | None = None
+    encrypted_content: Any = None
+    signature: Any = None
+    cache_control: Any = None
+
+
 async def read_conversation(
     body: PromptBody,
     ignored: list[str],
     *,
     supports_images: bool,
+    supports_late_system: bool,
     open_thinking: OpenThinking,
     unsupported: UnsupportedTools,
 ) -> Conversation:
     """Validate the system prompt and the messages. Raises `InvalidRequest`.
 
-    `open_thinking` verifies thinking blocks. The paths of what is left out of the prompt are appended to `ignored`.
+    Without `supports_late_system`, system messages become text of the turns around them. `open_thinking` verifies
+    thinking blocks. The paths of what is left out of the prompt are appended to `ignored`.
     """
-    reader = _Reader(PartReader(supports_images=supports_images, ignored=ignored), open_thinking, unsupported)
+    parts = PartReader(supports_images=supports_images, ignored=ignored)
+    reader = _Reader(parts, open_thinking, unsupported, supports_late_system)
     is_long = _has_more_blocks([body.system, *body.messages[: _INLINE_BLOCKS + 1]], _INLINE_BLOCKS)
     return await asyncio.to_thread(reader.read, body) if is_long else reader.read(body)
 
@@ -99,8 +115,15 @@ def _has_more_blocks(values: list[Any], limit: int) -> bool:
 class _Reader:
     """Reads messages in order, and remembers the tool calls that later ones may answer."""
 
-    def __init__(self, parts: PartReader, open_thinking: OpenThinking, unsupported: UnsupportedTools) -> None:
+    def __init__(
+        self,
+        parts: PartReader,
+        open_thinking: OpenThinking,
+        unsupported: UnsupportedTools,
+        supports_late_system: bool,
+    ) -> None:
         self._parts, self._open_thinking, self._unsupported = parts, open_thinking, unsupported
+        self._supports_late_system = supports_late_system
         self._ignored = parts.ignored
         self._conversation = Conversation()
         self._calls: dict[str, str] = {}  # tool name by call id
@@ -142,15 +165,19 @@ class _Reader:
 
     def _message(self, given: Any, path: str, *, last: bool) -> None:
         message = convert(given, MessageField, path=path, ignored=self._ignored)
+        if message.output_config:
+            self._ignored.append(f"{path}.output_config")
+        is_last = last and message.role == "assistant"
+        may_be_empty = is_last or (message.role == "system" and bool(message.output_config))
         path += ".content"
         content = message.content
         if isinstance(content, str):
-            if content or not (last and message.role == "assistant"):
-                self._conversation.turn(message.role).parts.append(Part(content))
+            if content or not may_be_empty:
+                self._add_parts(message.role, [Part(content)])
             return
         if not isinstance(content, list):
             raise InvalidRequest(f"{path}: expected a string or an array of blocks.", param=path)
-        if not content and not (last and message.role == "assistant"):
+        if not content and not may_be_empty:
             raise InvalidRequest(f"{path}: only the last message of the assistant may be empty.", param=path)
         read = {"user": self._user_block, "assistant": self._assistant_block, "system": self._system_block}[
             message.role
@@ -163,6 +190,10 @@ class _Reader:
                 self._add_images(images)
             if kind in SERVER_BLOCKS:
                 report_hosted_tool(kind, where, self._unsupported, self._ignored)
+            elif kind in TOOL_CHANGES:
+                self._change_tools(kind, block, where)
+            elif kind == "compaction":
+                self._compaction(message.role, block, where)
             else:
                 images += read(kind, block, where)
             self._conversation.mark_here(read_cache_control(block.get("cache_control"), where, self._ignored))
@@ -189,8 +220,33 @@ class _Reader:
 
     def _add_block(self, role: str, given: Any, path: str, known: tuple[str, ...] = PART_TYPES) -> None:
         parts, control = self._parts.read_block(given, path, known)
-        self._conversation.turn(role).parts += parts
+        self._add_parts(role, parts)
         self._conversation.mark_here(control)
+
+    def _add_parts(self, role: str, parts: list[Part]) -> None:
+        if role != "system" or self._supports_late_system:
+            self._conversation.turn(role).parts += parts
+            return
+        for part in parts:
+            self._conversation.add_system_text(part.text)
+
+    def _change_tools(self, kind: str, given: Any, path: str) -> None:
+        change = read_tool_change(kind, given, path, self._ignored)
+        if change is not None:
+            self._conversation.tool_changes.append(change)
+
+    def _compaction(self, role: str, given: Any, path: str) -> None:
+        block = convert(given, CompactionField, path=path, ignored=self._ignored)
+        if block.content is None:
+            self._ignored.append(f"{path} (compaction)")
+        else:
+            self._add_parts(role, [Part(f"Summary of the conversation before:\n{block.content}")])
+        for index, change in enumerate(block.tool_changes or []):
+            where = f"{path}.tool_changes[{index}]"
+            kind = block_type(change, where)
+            if kind not in TOOL_CHANGES:
+                raise _unexpected(kind, where, "compaction", TOOL_CHANGES)
+            self._change_tools(kind, change, where)
 
     def _assistant_block(self, kind: str, given: Any, path: str) -> list[ImageSource]:
         turn = self._conversation.turn("assistant")

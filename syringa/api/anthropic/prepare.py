@@ -164,6 +164,7 @@ async def _read_fitting_prompt(
         body,
         ignored,
         supports_images=model.supports_images,
+        supports_late_system=template.capabilities.supports_late_system,
         open_thinking=thinking_opener(await context.cipher() if has_thinking(body.messages) else None),
         unsupported=model.unsupported_tools,
     )
@@ -177,6 +178,7 @@ async def _read_fitting_prompt(
         body.tool_choice,
         ignored,
         referenced=conversation.referenced_tools,
+        changes=conversation.tool_changes,
         constrain_arguments=model.formats.tool_calls == "plain",
         unsupported=model.unsupported_tools,
     )

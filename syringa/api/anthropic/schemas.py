@@ -14,7 +14,7 @@ MAX_TOOLS = 512  # agents with several MCP servers have more than OpenAI's API a
 SERVER_BLOCKS = (
     *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result"),
     *("bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result"),
-    *("advisor_tool_result", "mcp_tool_use", "mcp_tool_result", "container_upload", "fallback"),
+    *("advisor_tool_result", "mcp_tool_use", "mcp_tool_result", "mcp_tool_listing", "container_upload", "fallback"),
 )
 """Blocks of tools that run at Anthropic; they are left out of the prompt."""
 
@@ -84,21 +84,6 @@ _TOOL_RESULT = _block(
 _TOOL_USE = _block("tool_use", ("id", "name", "input"), id=_STRING, name=_STRING, input={"type": "object"})
 _THINKING = _block("thinking", ("thinking", "signature"), thinking=_STRING, signature=_STRING)
 _REDACTED = _block("redacted_thinking", ("data",), data=_STRING)
-_SERVER_BLOCK = object_schema(("type",), type={"enum": list(SERVER_BLOCKS), "description": "Left out of the prompt."})
-
-
-def _message(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
-    parts = {"type": "array", "items": {"anyOf": [*blocks, _SERVER_BLOCK]}}
-    return object_schema(("role", "content"), role={"const": role}, content={"anyOf": [_STRING, parts]})
-
-
-_MESSAGE = {
-    "anyOf": [
-        _message("user", _TEXT, _IMAGE, _DOCUMENT, _SEARCH_RESULT, _TOOL_RESULT),
-        _message("assistant", _TEXT, _TOOL_USE, _THINKING, _REDACTED),
-        _message("system", _TEXT),
-    ]
-}
 _CUSTOM_TOOL = object_schema(
     ("name", "input_schema"),
     type={"enum": ["custom", None]},
@@ -113,6 +98,46 @@ _CUSTOM_TOOL = object_schema(
     cache_control=CACHE_CONTROL,
 )
 _HOSTED_TOOL = object_schema(("type",), type={"type": "string", "pattern": f"^({HOSTED_TYPE})$"})
+_TOOL_NAMED = object_schema(
+    ("type",),
+    type={"enum": ["tool_reference", "mcp_tool_reference", "mcp_toolset_reference"]},
+    name={"type": ["string", "null"], "description": "The tool; those of MCP servers are not offered anyway."},
+    server_name={"type": ["string", "null"]},
+)
+_TOOL_DEFINED = object_schema(
+    ("type", "definition"),
+    type={"const": "tool_definition"},
+    definition={"anyOf": [_CUSTOM_TOOL, _HOSTED_TOOL]},
+)
+_TOOL_CHANGES = (
+    _block("tool_addition", ("tool",), tool={"anyOf": [_TOOL_NAMED, _TOOL_DEFINED]}),
+    _block("tool_removal", ("tool",), tool=_TOOL_NAMED),
+)
+_COMPACTION = _block(
+    "compaction",
+    (),
+    content={"type": ["string", "null"]},
+    tool_changes={"type": ["array", "null"], "items": {"anyOf": list(_TOOL_CHANGES)}},
+    encrypted_content={"type": ["string", "null"]},
+    signature={"type": ["string", "null"]},
+)
+_SERVER_BLOCK = object_schema(("type",), type={"enum": list(SERVER_BLOCKS), "description": "Left out of the prompt."})
+
+
+def _message(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
+    parts = {"type": "array", "items": {"anyOf": [*blocks, *_TOOL_CHANGES, _COMPACTION, _SERVER_BLOCK]}}
+    config = {"type": ["object", "null"], "description": "Reported as ignored."}
+    content = {"anyOf": [_STRING, parts]}
+    return object_schema(("role", "content"), role={"const": role}, content=content, output_config=config)
+
+
+_MESSAGE = {
+    "anyOf": [
+        _message("user", _TEXT, _IMAGE, _DOCUMENT, _SEARCH_RESULT, _TOOL_RESULT),
+        _message("assistant", _TEXT, _TOOL_USE, _THINKING, _REDACTED),
+        _message("system", _TEXT),
+    ]
+}
 _CHOICE = object_schema(
     ("type",),
     type={
@@ -122,7 +147,7 @@ _CHOICE = object_schema(
     name={"type": ["string", "null"], "description": "The tool to call; with `tool` only."},
     disable_parallel_tool_use=_BOOLEAN | {"description": "Allow one call at most."},
 )
-_DISPLAY = {"enum": ["summarized", "omitted", None]}
+_DISPLAY = {"enum": ["summarized", "omitted", "updates", None]}
 _THINKING_CONFIG = nullable(
     object_schema(
         ("type", "budget_tokens"),
@@ -167,7 +192,8 @@ ThinkingField = Annotated[
     Any,
     doc(
         "`enabled` with a budget of tokens, `adaptive`, or `disabled`, which `between_tools` means, too. With"
-        " `display: omitted`, thinking blocks have a signature only. Reported as ignored if the model does not reason."
+        " `display: omitted`, thinking blocks have a signature only; `updates` is reported as ignored. The field is,"
+        " too, if the model does not reason."
         " Default: `disabled`.",
         **_THINKING_CONFIG,
     ),

@@ -19,7 +19,7 @@ from syringa.api.models.served_model import ServedModel
 from syringa.api.responses.context import Cipher, decrypt_reasoning
 from syringa.errors import InvalidRequest
 
-Display = Literal["summarized", "omitted"]
+Display = Literal["summarized", "omitted", "updates"]
 _THINKING_TYPES = ("thinking", "redacted_thinking")
 OpenThinking = Callable[[str, str | None, str], str]
 """Returns the text of a thinking block, given its signature, the text that it shows if any, and its path."""
@@ -70,6 +70,8 @@ def read_thinking(given: Any, config: OutputConfig, model: ServedModel, ignored:
                 f"{path}.type: expected enabled, adaptive, disabled or between_tools, not {kind!r}.",
                 param=f"{path}.type",
             )
+    if display == "updates":  # texts that a model writes between its calls
+        ignored.append(f"{path}.display")
     wanted = kind in ("enabled", "adaptive")
     if budget is not None and model.formats.reasoning is not None and not can_enforce_budget(model):
         ignored.append(f"{path}.budget_tokens")
@@ -86,7 +88,7 @@ def read_thinking(given: Any, config: OutputConfig, model: ServedModel, ignored:
     reasoning = read_reasoning_request(
         {"enable_thinking": True}, config.effort, budget, model, ignored, effort_field="output_config.effort"
     )
-    return ThinkingRequest(reasoning=reasoning, enabled=True, shown=display == "summarized")
+    return ThinkingRequest(reasoning=reasoning, enabled=True, shown=display != "omitted")
 
 
 def thinking_opener(cipher: Cipher | None) -> OpenThinking:

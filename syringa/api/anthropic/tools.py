@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,7 +13,8 @@ from msgspec import Meta
 
 from syringa.api.anthropic.content import read_cache_control
 from syringa.api.anthropic.request import CacheControl
-from syringa.api.anthropic.schemas import HOSTED_TYPE, TOOL_NAME
+from syringa.api.anthropic.schemas import HOSTED_TYPE, MAX_TOOLS, TOOL_NAME
+from syringa.api.anthropic.tool_changes import ToolChange
 from syringa.api.decoding import convert
 from syringa.api.fields.hosted_tools import UnsupportedTools, missing_tool, report_hosted_tool
 from syringa.api.fields.tools import (
@@ -64,24 +65,26 @@ async def read_message_tools(
     ignored: list[str],
     *,
     referenced: Set[str],
+    changes: Sequence[ToolChange] = (),
     constrain_arguments: bool,
     unsupported: UnsupportedTools,
 ) -> MessageTools:
     """Validate `tools` and `tool_choice`. Raises `InvalidRequest`.
 
-    `referenced` are the names of deferred tools that a search has found. `constrain_arguments` enforces schemas as far
-    as possible even without `strict`, for models that were not trained to call tools.
+    `referenced` are the names of deferred tools that a search has found. `changes` in messages apply in their order:
+    the model is offered the tools that are left at the end. `constrain_arguments` enforces schemas as far as possible
+    even without `strict`, for models that were not trained to call tools.
     """
     chosen = None if choice is None else convert(choice, MessageToolChoice, path="tool_choice", ignored=ignored)
     if chosen is not None and chosen.name is not None and chosen.type != "tool":
         ignored.append("tool_choice.name")
-    if not tools:
+    if not tools and not changes:
         if chosen is not None and chosen.type in ("any", "tool"):
             raise missing_tool(hosted=False)
         return MessageTools()
     reader = _ToolReader(ignored, referenced, unsupported)
     try:
-        return await asyncio.to_thread(reader.read, tools, chosen, constrain_arguments)
+        return await asyncio.to_thread(reader.read, tools or [], changes, chosen, constrain_arguments)
     except RecursionError:
         raise InvalidRequest("tools: a schema is nested too deeply.", param="tools") from None
 
@@ -90,27 +93,34 @@ class _ToolReader:
     def __init__(self, ignored: list[str], referenced: Set[str], unsupported: UnsupportedTools) -> None:
         self._ignored, self._referenced, self._unsupported = ignored, referenced, unsupported
         self._mark: CacheControl | None = None
+        self._found: dict[str, Tool] = {}
+        self._hidden: set[str] = set()  # names of tools that are not offered
+        self._can_search = True  # otherwise deferred tools would never be found
 
-    def read(self, tools: list[Any], choice: MessageToolChoice | None, constrain_arguments: bool) -> MessageTools:
-        found: dict[str, Tool] = {}
+    def read(
+        self,
+        tools: list[Any],
+        changes: Sequence[ToolChange],
+        choice: MessageToolChoice | None,
+        constrain_arguments: bool,
+    ) -> MessageTools:
         deferred: set[str] = set()
-        can_search = True  # otherwise deferred tools would never be found
         for index, given in enumerate(tools):
             path = f"tools[{index}]"
-            kind = given.get("type") or "custom"
-            if isinstance(kind, str) and _HOSTED_TYPE.fullmatch(kind):
-                report_hosted_tool(kind, path, self._unsupported, self._ignored)
-                can_search = can_search and not kind.startswith(_SEARCH_TYPE)
-                self._read_mark(given.get("cache_control"), path)
-                continue
             definition = self._definition(given, path)
-            if definition.name in found:
+            if definition is None:
+                continue
+            if definition.name in self._found:
                 path += ".name"
                 raise InvalidRequest(f"{path}: duplicate tool name {definition.name!r}.", param=path)
-            found[definition.name] = _to_tool(definition, path)
+            self._found[definition.name] = _to_tool(definition, path)
             if definition.defer_loading and definition.name not in self._referenced:
                 deferred.add(definition.name)
-        offered = {name: tool for name, tool in found.items() if not can_search or name not in deferred}
+        if self._can_search:
+            self._hidden |= deferred
+        for change in changes:
+            self._change(change)
+        offered = {name: tool for name, tool in self._found.items() if name not in self._hidden}
         request = build_tool_request(
             offered.values(),
             _read_choice(choice, offered),
@@ -120,7 +130,32 @@ class _ToolReader:
         )
         return MessageTools(request=request, mark=self._mark)
 
-    def _definition(self, given: Any, path: str) -> CustomToolDefinition:
+    def _change(self, change: ToolChange) -> None:
+        name = change.tool
+        if isinstance(name, dict):
+            path = f"{change.path}.tool.definition"
+            definition = self._definition(name, path)
+            if definition is None:
+                return
+            name = definition.name
+            self._found[name] = _to_tool(definition, path)
+            if len(self._found) > MAX_TOOLS:
+                raise InvalidRequest(f"{path}: at most {MAX_TOOLS} tools can be defined.", param=path)
+        if name not in self._found:  # one that is not offered to the model in any case
+            self._ignored.append(f"{change.path} ({change.type})")
+        elif change.type == "tool_addition":
+            self._hidden.discard(name)
+        else:
+            self._hidden.add(name)
+
+    def _definition(self, given: dict[str, Any], path: str) -> CustomToolDefinition | None:
+        """Return the definition of a tool. None: it is one of Anthropic's, which is named as ignored."""
+        kind = given.get("type") or "custom"
+        if isinstance(kind, str) and _HOSTED_TYPE.fullmatch(kind):
+            report_hosted_tool(kind, path, self._unsupported, self._ignored)
+            self._can_search = self._can_search and not kind.startswith(_SEARCH_TYPE)
+            self._read_mark(given.get("cache_control"), path)
+            return None
         definition = convert(given, CustomToolDefinition, path=path, ignored=self._ignored)
         if definition.type != "custom":
             raise InvalidRequest(

@@ -15,12 +15,23 @@ _PROBE = "lilac7f3a"
 # Content of a message with calls only, and whether its arguments are JSON text; the first form that works is used.
 _CALL_FORMS: tuple[tuple[str | None, bool], ...] = ((None, False), ("", False), (None, True), ("", True))
 _USER: Message = {"role": "user", "content": "Hi"}
+_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
+_ASSISTANT: Message = {"role": "assistant", "content": "Hello"}
+_LATE: Message = {"role": "system", "content": _PROBE}
+# Where clients put system messages after the first message. Some templates reject only some of these.
+_LATE_SYSTEM = (
+    (_USER, _LATE),
+    (_USER, _LATE, _USER),
+    (_USER, _LATE, _ASSISTANT, _USER),
+    (_USER, _ASSISTANT, _LATE, _USER),
+)
 
 
 class TemplateCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The message features that a chat template supports."""
 
     supports_system: bool  # otherwise system messages are rejected or left out
+    supports_late_system: bool  # also after other messages, with and without tools
     supports_developer: bool  # otherwise the role is unknown, or copied like any other
     renders_names: bool  # the names of message authors
     empty_content: str | None  # content of a message with calls only
@@ -33,6 +44,11 @@ def probe_template(template: ChatTemplate) -> TemplateCapabilities:
     empty_content, as_text = next((form for form in _CALL_FORMS if _renders_call(template, *form)), ("", False))
     return TemplateCapabilities(
         supports_system=_PROBE in _render_instructions(template, "system"),
+        supports_late_system=all(
+            _PROBE in _render(template, *messages, tools=tools)
+            for messages in _LATE_SYSTEM
+            for tools in (None, [_TOOL])
+        ),
         # A template that copies any role does the same with one that does not exist.
         supports_developer=_PROBE in developer
         and developer.replace("developer", "florist") != _render_instructions(template, "florist"),
@@ -58,9 +74,8 @@ def _renders_call(template: ChatTemplate, content: str | None, as_text: bool) ->
     call = {"id": "abcdefgh0", "type": "function", "function": {"name": _PROBE, "arguments": arguments}}
     call_message: Message = {"role": "assistant", "content": content, "tool_calls": [call]}
     result_message: Message = {"role": "tool", "content": "1", "tool_call_id": call["id"], "name": "f"}
-    tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
-    before = _render(template, _USER, tools=tools)
-    rendered = _render(template, _USER, call_message, result_message, tools=tools)
+    before = _render(template, _USER, tools=[_TOOL])
+    rendered = _render(template, _USER, call_message, result_message, tools=[_TOOL])
     return _PROBE in rendered and all(rendered.count(odd) <= before.count(odd) for odd in ("None", "{'city'"))
 
 

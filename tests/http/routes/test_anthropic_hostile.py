@@ -60,6 +60,10 @@ def text_body(thinking: dict[str, Any]) -> dict[str, Any]:
     reference = {"type": "tool_reference", "tool_name": "get_weather"}
     redacted = {"type": "redacted_thinking", "data": thinking["signature"]}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "is_error": True, "cache_control": EPHEMERAL}
+    changes = [
+        {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": TOOL}, "cache_control": EPHEMERAL},
+        {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "get_weather"}},
+    ]
     plain = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}
     return {
         "model": "fake",
@@ -70,6 +74,8 @@ def text_body(thinking: dict[str, Any]) -> dict[str, Any]:
             {"role": "system", "content": texts},
             {"role": "assistant", "content": [thinking, redacted, *texts, CALLED | {"caller": {"type": "direct"}}]},
             {"role": "user", "content": [result | {"content": [*texts, document, found, reference]}]},
+            {"role": "system", "content": changes, "output_config": {"effort": "low"}},
+            {"role": "user", "content": [{"type": "compaction", "content": "c", "tool_changes": changes}]},
         ],
         "tools": [
             TOOL

@@ -14,30 +14,38 @@ TEXT_ARGUMENTS = """{% for m in messages %}{{ m.role }}{% if m.content is not no
 {%- for c in m.tool_calls or [] %}{{ c.function.name + c.function.arguments }}{% endfor %}{% endfor %}"""
 PYTHON = """None {% for m in messages %}{{ m.role }}{{ m.content }}
 {%- for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments }}{% endfor %}{% endfor %}"""
+FIRST = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}\
+{{ m.role ~ m.content }}{% endfor %}"
+# Rejects a system message only if an assistant's follows.
+EVEN = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('order') }}\
+{% endif %}{{ m.role ~ m.content }}{% endfor %}"
 DEAF = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
 
 
 @pytest.mark.parametrize(
-    ("source", "system", "developer", "names", "empty", "as_text"),
+    ("source", "system", "late", "developer", "names", "empty", "as_text"),
     [
-        (PLAIN, True, False, False, "", False),
-        (NO_SYSTEM, False, False, False, "", False),
-        (TOOLS, True, False, True, "", False),
-        (OPENING, True, False, False, "", False),
-        (VISION, True, False, False, "", False),
-        (NONE_ALONE, True, False, False, None, False),
-        (PARTS, True, False, False, "", False),
-        (BOSS, True, True, False, "", False),
-        (TEXT_ARGUMENTS, True, False, False, None, True),
-        (PYTHON, True, False, False, "", True),
-        (DEAF, False, False, False, "", False),
+        (FIRST, True, False, False, False, "", False),
+        (EVEN, False, False, False, False, "", False),
+        (PLAIN, True, True, False, False, "", False),
+        (NO_SYSTEM, False, True, False, False, "", False),
+        (TOOLS, True, True, False, True, "", False),
+        (OPENING, True, True, False, False, "", False),
+        (VISION, True, True, False, False, "", False),
+        (NONE_ALONE, True, True, False, False, None, False),
+        (PARTS, True, True, False, False, "", False),
+        (BOSS, True, True, True, False, "", False),
+        (TEXT_ARGUMENTS, True, True, False, False, None, True),
+        (PYTHON, True, True, False, False, "", True),
+        (DEAF, False, False, False, False, "", False),
     ],
 )
 def test_probe_template_reports_capabilities(
-    source: str, system: bool, developer: bool, names: bool, empty: str | None, as_text: bool
+    source: str, system: bool, late: bool, developer: bool, names: bool, empty: str | None, as_text: bool
 ) -> None:
     assert probe_template(ChatTemplate(source)) == TemplateCapabilities(
         supports_system=system,
+        supports_late_system=late,
         supports_developer=developer,
         renders_names=names,
         empty_content=empty,
