@@ -253,6 +253,12 @@ function serverAway() {
   }
 }
 
+/** Ask whether the server answers. */
+export async function checkConnection() {
+  await checkHealth();
+  return connection.value === "online";
+}
+
 async function checkHealth() {
   clearTimeout(timer);
   try {

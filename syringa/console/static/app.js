@@ -1,6 +1,7 @@
 /** The shell: sign-in, navigation, the current page, and what is said when the server is away. */
 
 import { connection, reconnects } from "./api.js";
+import { useResource } from "./hooks.js";
 import { effect, html, render, useEffect, useErrorBoundary, useRef, useState } from "./lib.js";
 import { pages } from "./pages/index.js";
 import { hasKey, may, me, navigate, route, session, setTheme, signIn, signInError, signOut, startSession, theme } from "./state.js";
@@ -87,28 +88,15 @@ function Sidebar({ shown, current }) {
 /** @param {{page: import("./pages/index.js").PageEntry}} props */
 function PageFrame({ page }) {
   const [error, reset] = useErrorBoundary((failure) => console.error(failure));
-  const [styled, setStyled] = useState(() => page.css === null || isLinked(page.css));
-  useEffect(() => {
-    if (!styled && page.css) linkStyles(page.css).then(() => setStyled(true));
-  }, []);
+  const fetched = useResource(page.fetch, [page]);
   if (error) return html`<div class="page"><${ErrorNotice} title="This page has failed" error=${error} onRetry=${reset} /></div>`;
-  if (!styled) return html`<div class="loading"><${Spinner} label="Loading" /></div>`;
-  return html`<${page.component} />`;
-}
-
-/** @param {string} address */
-function isLinked(address) {
-  return [...document.querySelectorAll("link[rel=stylesheet]")].some((each) => /** @type {HTMLLinkElement} */ (each).href === address);
-}
-
-/** @param {string} address */
-function linkStyles(address) {
-  const link = document.createElement("link");
-  link.rel = "stylesheet";
-  link.href = address;
-  const done = new Promise((resolve) => (link.onload = link.onerror = resolve));
-  document.head.append(link);
-  return done;
+  const component = page.component ?? fetched.data;
+  if (component) return html`<${component} />`;
+  // That the server is away is said above; when it is back, the page is fetched again. Some browsers keep a failure.
+  if (fetched.error && !fetched.loading && connection.value === "online") {
+    return html`<div class="page"><${ErrorNotice} title="This page could not be fetched" error=${fetched.error} onRetry=${() => location.reload()} /></div>`;
+  }
+  return html`<div class="loading"><${Spinner} label="Loading" /></div>`;
 }
 
 /** @param {{path: string}} props */

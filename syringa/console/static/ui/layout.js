@@ -1,8 +1,7 @@
 /** Pages, cards, figures, tabs and code. */
 
-import { html, useId, useRef, useState } from "../lib.js";
+import { html, useId, useRef } from "../lib.js";
 import { CopyButton } from "./button.js";
-import { Spinner } from "./feedback.js";
 
 /**
  * The frame of a page that scrolls as a whole.
@@ -70,34 +69,4 @@ export function CodeBlock({ code, label }) {
     <${CopyButton} text=${code} label=${`Copy ${label}`} />
     <pre tabindex="0" role="region" aria-label=${label}><code>${code}</code></pre>
   </div>`;
-}
-
-/**
- * A component that is fetched when it is first shown: what makes opening the console quick.
- * @param {() => Promise<{default: any}>} load
- */
-export function lazy(load) {
-  /** @type {any} */
-  let loaded = null;
-  /** @param {any} props */
-  return function Lazy(props) {
-    const [, setTurn] = useState(0);
-    const started = useRef(false);
-    const failure = useRef(/** @type {Error | null} */ (null));
-    if (failure.current) throw failure.current;
-    if (loaded === null && !started.current) {
-      started.current = true;
-      load().then(
-        (module) => {
-          loaded = module.default;
-          setTurn((value) => value + 1);
-        },
-        (error) => {
-          failure.current = error;
-          setTurn((value) => value + 1);
-        },
-      );
-    }
-    return loaded === null ? html`<div class="loading"><${Spinner} label="Loading" /></div>` : html`<${loaded} ...${props} />`;
-  };
 }
