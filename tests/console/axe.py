@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 from playwright.async_api import Page
 
+from tests.tiers import SLOW
+
 _SCRIPT = Path(__file__).resolve().parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 _RUN = "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations)"
 
 
 def find_axe() -> str:
-    """Return axe-core's script; skip the test without it."""
+    """Return axe-core's script; skip the test without it, or fail it in the slow tier."""
     if not _SCRIPT.exists():
-        pytest.skip("axe-core is not installed (npm ci)")
+        message = "the console's accessibility is tested with axe-core, which is not installed: run 'npm ci'"
+        pytest.fail(message) if SLOW else pytest.skip(message)
     return _SCRIPT.read_text()
 
 
