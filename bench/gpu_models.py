@@ -198,7 +198,7 @@ class RandomWeights:
         """Return random weights as a quantized checkpoint has them: fp8 (one scale per output), fp8-block or int4."""
         kind = name.split(".")[-2]
         if ".linear_attn." in name or ".shared_expert" in name.replace(".shared_experts.", "."):
-            return None  # becomes `dtype` when it is loaded
+            return None  # stays in bf16
         shapes = self._expert_or_dense(name)
         if kind not in shapes or kind in ("embed_tokens", "lm_head") or dtype == "mxfp4":
             return None

@@ -110,7 +110,7 @@ def load_native_on_gpu(
 ) -> LoadedModel:
     """Load a native decoder on a GPU. `progress` is called with the number of loaded layers and their total.
 
-    `quantized` returns weights that stay as they are stored; without it, all become `dtype`.
+    `quantized` returns weights that stay as they are stored, and others are in bf16; without it, all become `dtype`.
     """
     from syringa.engine.gpu.cache import GpuCacheShape
     from syringa.engine.gpu.loading import load_gpu_decoder
@@ -129,7 +129,7 @@ def load_native_on_gpu(
         device,
         length,
         dtype=kind,
-        fp8=dtype == "fp8",
+        fp8=dtype == "fp8" and quantized is None,
         quantized=quantized,
         ops=ops,
         tick=report_progress,

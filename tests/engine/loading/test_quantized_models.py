@@ -1,0 +1,109 @@
+"""Quantized folders end to end, dense, sparse and hybrid, against `transformers` with the weights they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from syringa.engine.gpu.decoder import GpuExperts
+from syringa.engine.gpu.packed_weight import PackedWeight
+from syringa.engine.loading.gpu_model import load_native_on_gpu
+from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
+from syringa.engine.loading.loader import load_model
+from syringa.engine.loading.weights import open_weights
+from syringa.engine.models.config import read_config
+from syringa.modelfiles import describe, locate
+from tests.engine.gpu.test_decoder import EXPERTS, GLM4_MOE, LOCAL_EXPERTS
+from tests.engine.loading.quantized_folders import quantize_folder
+from tests.engine.models.hybrid_models import make_config, save_hybrid
+from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
+
+SPARSE = {"moe_intermediate_size": 64}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3_moe": ("qwen3_moe", EXPERTS | SPARSE | {"mlp_only_layers": [1]}),
+    "mixtral": ("mixtral", LOCAL_EXPERTS),
+    "glm4_moe": ("glm4_moe", GLM4_MOE | SPARSE),
+}
+HYBRIDS = {
+    "qwen3_next": {"moe_intermediate_size": 64, "linear_key_head_dim": 32},
+    "qwen3_5": {"linear_key_head_dim": 32},
+}
+DENSE_CASES = [("llama", "gptq act-order"), ("qwen2", "awq"), ("qwen3", "fp8 blocks"), ("qwen3", "fp8 tensor")]
+DENSE_CASES += [("llama", "compressed"), ("qwen3_5", "fp8 blocks"), ("qwen3_next", "gptq")]
+SPARSE_CASES = [("qwen3_moe", layout) for layout in ("fp8 blocks", "fp8 tensor", "fp8 channel", "gptq", "compressed")]
+SPARSE_CASES += [("mixtral", "awq"), ("glm4_moe", "fp8 blocks"), ("glm4_moe", "compressed")]
+SPARSE_CASES += [("qwen3_next", "fp8 blocks")]
+
+
+def save_quantized(folder: Path, name: str, layout: str, **options: Any) -> Any:
+    """Save a quantized model. Return transformers' model with the weights that it stands for, in fp32."""
+    if name in HYBRIDS:
+        save_hybrid(folder, make_config(name, **HYBRIDS[name]))
+    else:
+        family, changes = MODELS[name]
+        save(folder, AutoConfig.for_model(family, **(SIZES | changes)))
+    plain = folder / "plain"
+    quantize_folder(folder, layout, plain, **options)
+    return AutoModelForCausalLM.from_pretrained(plain, attn_implementation="eager", dtype=torch.float32).eval()
+
+
+def load_in_fp32(folder: Path) -> LoadedModel:
+    """Load a folder on the GPU decoder with its weights as they are stored, and activations in fp32."""
+    description = describe(locate(str(folder)))
+    weights, config = open_weights(locate(str(folder)), description.config), read_config(description.config)
+    device, length = torch.device("cpu"), description.max_model_len
+    return load_native_on_gpu(
+        config, description, weights, device, "fp32", length, 0.0, quantized=weights.quantized
+    )  # fmt: skip
+
+
+def assert_matches(loaded: LoadedModel, model: Any, tolerance: float) -> None:
+    prompts = PROMPTS[:2]
+    for batch in (run(loaded, prompts), run(loaded, prompts, chunk=15)):
+        for logits, prompt in zip(batch, prompts, strict=True):
+            assert difference(logits, reference(model, prompt)) < tolerance
+
+
+@pytest.mark.parametrize(("name", "layout"), DENSE_CASES + SPARSE_CASES)
+def test_quantized_folder_matches_dequantized_model(tmp_path: Path, name: str, layout: str) -> None:
+    model = save_quantized(tmp_path, name, layout)
+    loaded = load_in_fp32(tmp_path)
+    assert_matches(loaded, model, 1e-3)
+    assert loaded.gpu is not None
+    decoder: Any = loaded.gpu.decoder
+    for layer in decoder.layers:
+        assert isinstance(layer.out.weight, PackedWeight)
+        experts = layer.mlp
+        kept = experts.down if isinstance(experts, GpuExperts) else experts.down.weight
+        assert isinstance(kept, PackedWeight)
+
+
+@pytest.mark.parametrize(("name", "layout"), [*DENSE_CASES, ("qwen3_next", "fp8 blocks")])
+def test_quantized_folder_on_cpu_is_dequantized(tmp_path: Path, name: str, layout: str) -> None:
+    model = save_quantized(tmp_path, name, layout)
+    loaded = load_model(LoadOptions(str(tmp_path), dtype="fp32", device="cpu", threads=1))
+    assert_matches(loaded, model, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "dtype"),
+    [("qwen3_moe", "fp8 blocks", "fp8"), ("mixtral", "awq", "int4"), ("qwen3_5", "fp8 blocks", "fp8")],
+)
+def test_quantized_folder_on_gpu_stays_as_it_is_stored(
+    tmp_path: Path, load_gpu_folder: Callable[..., Any], name: str, layout: str, dtype: str
+) -> None:
+    model = save_quantized(tmp_path, name, layout)
+    loaded, converted = load_gpu_folder(tmp_path), load_gpu_folder(tmp_path, dtype="bf16")
+    assert (loaded.info.dtype, converted.info.dtype) == (dtype, "bf16")
+    assert isinstance(loaded.gpu.decoder.layers[0].out.weight, PackedWeight)
+    assert isinstance(converted.gpu.decoder.layers[0].out.weight, torch.Tensor)
+    for each in (loaded, converted):
+        assert_matches(each, model, 0.06)
