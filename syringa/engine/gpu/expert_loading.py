@@ -13,10 +13,8 @@ from syringa.engine.gpu.kernels.reference import SigmoidScores
 from syringa.engine.gpu.packed_weight import PackedWeight, concat_quantized, pack_weight, stack_packed
 from syringa.engine.loading.device_copy import copy_weight
 from syringa.engine.loading.quantized import QuantizedWeight, ReadQuantized
-from syringa.engine.models.config import DecoderConfig
+from syringa.engine.models.config import MXFP4_GROUP, DecoderConfig
 from syringa.engine.models.decoder import ReadWeight
-
-MXFP4_GROUP = 32
 
 
 def load_experts(

@@ -56,8 +56,8 @@ class HybridWeights:
             stored = stored[1:]
         if part.rows is None:
             return stored
-        if stored[0] != (rows := self._stored_rows(name)):
-            raise ModelError(f"{part.name} has {stored[0]} rows, and its config says {rows}: fetch the model again")
+        if stored[:1] != ((rows := self._stored_rows(name)),):
+            raise ModelError(f"{part.name} is {list(stored)}, and its config says {rows} rows: fetch the model again")
         return (len(part.rows), *stored[1:])
 
     def quantized(self, name: str, device: torch.device) -> QuantizedWeight | None:

@@ -22,6 +22,8 @@ FP8_DTYPE = torch.float8_e4m3fn
 FP8_MAX = 448.0  # largest e4m3 number
 INT4_ZERO = 8  # the code of 0 of symmetric 4-bit weights
 INT4_GROUPS = (32, 64)  # besides multiples of 128 and whole rows
+_FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # of tensors that are not quantized, as safetensors names them
+REMEDY = "fetch the model again, or use another conversion of it"
 # The inputs or outputs in the eight 4-bit fields of an AWQ word, from the lowest bits on.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 # The values of e2m1 by their four bits: sign, two bits of exponent, one of mantissa.
@@ -86,7 +88,7 @@ class QuantizedWeights:
         packed = self._packed(name)
         if packed is None:
             return self._files.shape(name)
-        rows, columns = self._files.shape(packed)
+        rows, columns = self._matrix_shape(packed)
         if self._quantization.packing == "gptq":
             return columns, 8 * rows
         if self._quantization.packing == "awq":
@@ -95,7 +97,11 @@ class QuantizedWeights:
 
     def __call__(self, name: str) -> torch.Tensor:
         found = self.quantized(name)
-        return self._files(name) if found is None else found.dequantize()
+        if found is not None:
+            return found.dequantize()
+        if self._files.has(name) and (dtype := self._files.dtype(name)) not in _FLOAT_DTYPES:
+            self._refuse_stored(name, dtype)
+        return self._files(name)
 
     def quantized(self, name: str, device: torch.device | str = "cpu") -> QuantizedWeight | None:
         """Return a weight as it is stored, on `device`; None if it is not quantized."""
@@ -114,12 +120,22 @@ class QuantizedWeights:
         packed = name.removesuffix("weight") + self._first
         return packed if self._files.has(packed) else None
 
+    def _matrix_shape(self, name: str) -> tuple[int, int]:
+        """Return the shape of a stored tensor that should have two dimensions."""
+        shape = self._files.shape(name)
+        if len(shape) != 2:
+            raise ModelError(f"{self._files.folder}: {name} is {list(shape)}, and should be a matrix: {REMEDY}")
+        return shape[0], shape[1]
+
     def _fp8(self, prefix: str, device: torch.device | str) -> QuantizedWeight:
+        outputs, inputs = self._matrix_shape(prefix + "weight")
         weight = copy_weight(self._files.read(prefix + "weight"), device)
-        outputs, inputs = weight.shape
         name = next((n for n in ("weight_scale_inv", "weight_scale") if self._files.has(prefix + n)), "weight_scale")
-        scale = self._files.read(prefix + name).to(device).float()
+        scale = self._files.read(prefix + name)
         rows, columns = self._quantization.block
+        if not scale.is_floating_point():
+            self._refuse(prefix + name, scale, "scales in floating point")
+        scale = scale.to(device).float()
         if scale.numel() == 1:
             return QuantizedWeight("fp8", weight, scale.reshape(1, 1).expand(outputs, 1).contiguous(), inputs)
         if scale.numel() == outputs and scale.shape[0] == outputs:
@@ -174,9 +190,21 @@ class QuantizedWeights:
             "int4", codes.contiguous(), scales.contiguous(), group, None if zeros is None else zeros.contiguous(), order
         )
 
+    def _refuse_stored(self, name: str, dtype: str) -> NoReturn:
+        """Raise `ModelError` for a quantized tensor that is not a layer's matrix."""
+        if len(self._files.shape(name)) == 3:
+            raise ModelError(
+                f"{self._files.folder}: {name} is {dtype}, and the experts of a layer in one quantized tensor cannot be "
+                "read: use a folder with a matrix per expert, the original folder, or a GGUF file"
+            )
+        raise ModelError(
+            f"{self._files.folder}: {name} is {dtype}, which cannot be read as {self._quantization.method}: use the "
+            "original folder, or a GGUF file"
+        )
+
     def _refuse(self, name: str, tensor: torch.Tensor, expected: str) -> NoReturn:
         kind = f"{tensor.dtype} {list(tensor.shape)}"
-        raise ModelError(f"{self._files.folder}: {name} is {kind}, and its config says {expected}")
+        raise ModelError(f"{self._files.folder}: {name} is {kind}, and its config says {expected}: {REMEDY}")
 
 
 def unpack_words(words: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:

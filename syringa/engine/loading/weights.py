@@ -136,7 +136,7 @@ class GgufWeights:
         """Raise `ModelError` if the file does not have the tensor."""
         info = self.file.tensors.get(gguf_name)
         if info is None:
-            raise ModelError(f"{self.file.path} has no tensor {gguf_name!r}: the model is incomplete")
+            raise ModelError(f"{self.file.path} has no tensor {gguf_name!r}: the model is incomplete, fetch it again")
         return info
 
     def read(self, info: TensorInfo) -> torch.Tensor:
@@ -250,7 +250,7 @@ class SafetensorsWeights:
     def read(self, name: str) -> torch.Tensor:
         """Return a tensor as it is stored. Raise `ModelError` if it is missing."""
         if name not in self.files:
-            raise ModelError(f"{self.folder} has no tensor {name!r}: the model is incomplete")
+            raise ModelError(f"{self.folder} has no tensor {name!r}: the model is incomplete, fetch it again")
         try:
             tensor: torch.Tensor = self.files[name].get_tensor(name)
         except (self._error, AttributeError, RuntimeError) as error:  # a dtype that torch does not have
@@ -259,8 +259,12 @@ class SafetensorsWeights:
 
     def __call__(self, name: str) -> torch.Tensor:
         tensor = self.read(name)
-        if tensor.dtype == torch.uint8 and name.endswith(MXFP4_SUFFIXES):
-            return tensor
+        if name.endswith(MXFP4_SUFFIXES):
+            if tensor.dtype == torch.uint8:
+                return tensor
+            raise ModelError(
+                f"{self.folder}: {name} is {tensor.dtype}, and MXFP4 is torch.uint8: fetch the model again"
+            )
         if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
             raise ModelError(
                 f"{self.folder}: {name} is {tensor.dtype}, and config.json does not say how it is quantized: "

@@ -17,6 +17,7 @@ from syringa.errors import ModelError
 NATIVE_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 MOE_TYPES = ("qwen3_moe", "mixtral", "gpt_oss", "glm4_moe")
 GPU_NATIVE_TYPES = (*NATIVE_TYPES, *MOE_TYPES)  # mixture-of-experts models run natively on a GPU only
+MXFP4_GROUP = 32  # inputs of a scale
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _SIZES = (*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings")
 _EXPERT_SIZES = ("num_experts_per_tok", "moe_intermediate_size", "num_experts", "num_local_experts", "n_routed_experts")
@@ -142,6 +143,10 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
             **(_hybrid(config, layers) if hybrid else {}),
             **(_experts(config, kind, layers) if sparse else {"sparse": (False,) * layers}),
         )
+        if decoder.mxfp4 and (hidden % MXFP4_GROUP or decoder.expert_intermediate % MXFP4_GROUP):
+            raise ModelError(
+                f"experts of {hidden} × {decoder.expert_intermediate} cannot be in MXFP4: groups are of 32"
+            )
         if decoder.experts_per_token > decoder.experts:
             raise ModelError(f"a token cannot use {decoder.experts_per_token} of {decoder.experts} experts")
     except KeyError as missing:

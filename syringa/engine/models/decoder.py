@@ -12,7 +12,7 @@ from syringa.engine.cpu.layers.cache import CacheTensors
 from syringa.engine.cpu.layers.linear import LinearLayer
 from syringa.engine.cpu.layers.ops import CpuOps
 from syringa.engine.execution.batch import StepTensors
-from syringa.engine.models.config import DecoderConfig
+from syringa.engine.models.config import MXFP4_GROUP, DecoderConfig
 from syringa.errors import ModelError
 
 if TYPE_CHECKING:
@@ -123,7 +123,19 @@ def load_qk_norms(config: DecoderConfig, weight: ReadWeight) -> list[tuple[torch
 
 def check_shapes(c: DecoderConfig, weights: WeightSource, path: str) -> None:
     """Raise `ModelError` if the tensors do not have the shapes of the config."""
-    expected = {
+    for name, shape in tensor_shapes(c).items():
+        if not weights.has(name):
+            raise ModelError(f"{path} has no tensor for {name!r}: the model is incomplete, fetch it again")
+        if (found := weights.shape(name)) != shape:
+            raise ModelError(
+                f"{path}: {name} is {list(found)}, and its config says {list(shape)}: fetch the model again, or use "
+                "another conversion of it"
+            )
+
+
+def tensor_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of the tensors that a decoder is read from."""
+    shapes = {
         "model.embed_tokens.weight": (c.vocab, c.hidden),
         "model.norm.weight": (c.hidden,),
         **({} if c.tied else {"lm_head.weight": (c.vocab, c.hidden)}),
@@ -131,24 +143,20 @@ def check_shapes(c: DecoderConfig, weights: WeightSource, path: str) -> None:
     for i in range(c.layers):
         prefix = f"model.layers.{i}."
         mixer = _delta_net_shapes(c) if c.is_linear(i) else _attention_shapes(c)
-        expected |= {prefix + name: shape for name, shape in mixer.items()}
+        shapes |= {prefix + name: shape for name, shape in mixer.items()}
         vectors = _vector_shapes(c, c.sparse[i], linear=c.is_linear(i))
-        expected |= {f"{prefix}{name}": (size,) for name, size in vectors.items()}
+        shapes |= {f"{prefix}{name}": (size,) for name, size in vectors.items()}
         if c.sinks:
-            expected[prefix + "self_attn.sinks"] = (c.heads,)
+            shapes[prefix + "self_attn.sinks"] = (c.heads,)
         if c.sparse[i]:
-            expected |= {prefix + name: shape for name, shape in _expert_shapes(c).items()}
+            shapes |= {prefix + name: shape for name, shape in _expert_shapes(c).items()}
         else:
-            expected |= {
+            shapes |= {
                 prefix + "mlp.gate_proj.weight": (c.intermediate, c.hidden),
                 prefix + "mlp.up_proj.weight": (c.intermediate, c.hidden),
                 prefix + "mlp.down_proj.weight": (c.hidden, c.intermediate),
             }
-    for name, shape in expected.items():
-        if not weights.has(name):
-            raise ModelError(f"{path} has no tensor for {name!r}: the model is incomplete")
-        if weights.shape(name) != shape:
-            raise ModelError(f"{path}: {name} is {list(weights.shape(name))}, and its config says {list(shape)}")
+    return shapes
 
 
 def _attention_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
@@ -208,21 +216,24 @@ def _expert_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
                 f"{names.experts}.{e}.{up}.weight": (size, hidden),
                 f"{names.experts}.{e}.{down}.weight": (hidden, size),
             }
-        if shared := c.shared_intermediate:
+        if shared := c.shared_experts * size + c.shared_intermediate:
             shapes |= {
-                f"{names.shared}.gate_proj.weight": (shared, hidden),
-                f"{names.shared}.up_proj.weight": (shared, hidden),
-                f"{names.shared}.down_proj.weight": (hidden, shared),
-                f"{names.shared}_gate.weight": (1, hidden),
+                f"{names.shared}.{gate}.weight": (shared, hidden),
+                f"{names.shared}.{up}.weight": (shared, hidden),
+                f"{names.shared}.{down}.weight": (hidden, shared),
             }
+        if c.shared_intermediate:
+            shapes[f"{names.shared}_gate.weight"] = (1, hidden)
+        if c.sigmoid_scale is not None:
+            shapes[names.correction] = (c.experts,)
         return shapes
     shapes[f"{names.router}.bias"] = (c.experts,)
     for name, outputs, inputs in (("gate_up_proj", 2 * size, hidden), ("down_proj", hidden, size)):
         tensor = f"{names.experts}.{name}"
         shapes[f"{tensor}_bias"] = (c.experts, outputs)
         if c.mxfp4:  # blocks of 32 inputs in 16 bytes, with one scale
-            shapes[f"{tensor}_blocks"] = (c.experts, outputs, inputs // 32, 16)
-            shapes[f"{tensor}_scales"] = (c.experts, outputs, inputs // 32)
+            shapes[f"{tensor}_blocks"] = (c.experts, outputs, inputs // MXFP4_GROUP, 16)
+            shapes[f"{tensor}_scales"] = (c.experts, outputs, inputs // MXFP4_GROUP)
         else:
             shapes[tensor] = (c.experts, inputs, outputs)
     return shapes

@@ -22,7 +22,7 @@ from syringa.engine.loading.loader import load_model
 from syringa.engine.models.config import is_native, read_config
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import describe, locate
-from tests.engine.gpu.test_decoder import GPT_OSS, LOCAL_EXPERTS
+from tests.engine.gpu.test_decoder import GLM4_MOE, GPT_OSS, LOCAL_EXPERTS
 from tests.engine.gpu.tiny_models import CPU, load_tiny_gpu_model
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
@@ -120,7 +120,11 @@ GATE_UP = "model.layers.1.mlp.experts.gate_up_proj"
         (lambda t: t.pop("model.layers.0.self_attn.sinks"), r"no tensor for 'model.layers.0.self_attn.sinks'"),
         (
             lambda t: t.update({f"{GATE_UP}_blocks": t[f"{GATE_UP}_blocks"].int()}),
-            rf"{GATE_UP}_blocks is torch.int32",
+            rf"{GATE_UP}_blocks is torch.int32, and MXFP4 is torch.uint8: fetch the model again",
+        ),
+        (
+            lambda t: t.update({f"{GATE_UP}_scales": t[f"{GATE_UP}_scales"].half()}),
+            rf"{GATE_UP}_scales is torch.float16",
         ),
     ],
 )
@@ -141,6 +145,34 @@ def test_missing_expert_is_refused(tmp_path: Path, load_gpu_folder: Callable[...
     edit_tensors(tmp_path, lambda tensors: tensors.pop(name))
     with pytest.raises(ModelError, match=f"no tensor for '{name}'"):
         load_gpu_folder(tmp_path)
+
+
+CORRECTION = "model.layers.2.mlp.gate.e_score_correction_bias"
+SHARED_UP = "model.layers.1.mlp.shared_experts.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda t: t.update({CORRECTION: t[CORRECTION][:3].clone()}), rf"{CORRECTION} is \[3\], and its .* says \[6\]"),
+        (lambda t: t.pop(CORRECTION), f"no tensor for '{CORRECTION}': the model is incomplete, fetch it again"),
+        (
+            lambda t: t.update({SHARED_UP: t[SHARED_UP][:24].clone()}),
+            rf"{SHARED_UP} is \[24, 64\], and its config says \[48, 64\]: fetch the model again",
+        ),
+        (lambda t: t.update({SHARED_UP: t[SHARED_UP][None]}), rf"{SHARED_UP} is \[1, 48, 64\]"),
+        (lambda t: t.update({SHARED_UP: t[SHARED_UP].sum()}), rf"{SHARED_UP} is \[\]"),
+    ],
+)
+def test_router_and_shared_experts_of_another_shape_are_refused(
+    tmp_path: Path, load_gpu_folder: Callable[..., Any], edit: Callable[[Any], object], message: str
+) -> None:
+    save(tmp_path, AutoConfig.for_model("glm4_moe", **(SIZES | GLM4_MOE)))
+    load_gpu_folder(tmp_path)
+    edit_tensors(tmp_path, edit)
+    with pytest.raises(ModelError, match=message) as refused:
+        load_gpu_folder(tmp_path)
+    assert "\n" not in refused.value.message
 
 
 @pytest.mark.parametrize("options", [{"dtype": "fp8"}, {"deterministic": True}])
@@ -177,6 +209,8 @@ def test_read_config_of_gpt_oss(tmp_path: Path) -> None:
     assert found.out_bias
     with pytest.raises(ModelError, match="quantized with 'awq'"):
         read_config(config | {"quantization_config": {"quant_method": "awq"}})
+    with pytest.raises(ModelError, match="experts of 64 × 80 cannot be in MXFP4: groups are of 32"):
+        read_config(config | {"intermediate_size": 80, "quantization_config": {"quant_method": "mxfp4"}})
     with pytest.raises(ModelError, match="3 layer_types for 4 layers"):
         read_config(config | {"layer_types": ["full_attention"] * 3})
     with pytest.raises(ModelError, match="6 of 5 experts"):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from syringa.engine.gpu.packed_weight import PackedWeight
-from syringa.engine.loading.gpu_model import load_on_gpu
 from syringa.engine.loading.loaded_model import LoadOptions
 from syringa.engine.loading.loader import load_model
 from syringa.engine.loading.quantized import FP8_DTYPE, QuantizedWeights, quantize_fp8
@@ -24,26 +22,14 @@ from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import ModelFiles, describe, locate
 from syringa.modelfiles.description import count_weights
+from tests.engine.loading.quantized_folders import AWQ, FP8, GPTQ, Tensors, compressed, pack, quantize_folder
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
 OUTPUTS, INPUTS = 48, 128
 NAME = "layer.weight"
-Tensors = dict[str, torch.Tensor]
 
-FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 FP8_BLOCKS = FP8 | {"weight_block_size": [32, 64]}
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}
-
-
-def compressed(layout: str, **weights: Any) -> dict[str, Any]:
-    return {
-        "quant_method": "compressed-tensors",
-        "format": layout,
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-    }
-
-
+AWQ_64 = AWQ | {"group_size": 64}
 CT_FP8 = compressed("float-quantized", num_bits=8, type="float", strategy="channel")
 CT_INT4 = compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=32)
 
@@ -54,13 +40,6 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def integers(high: int, *shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def pack(fields: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
-    """Return int32 words of eight 4-bit fields along the last dimension, field `order[i]` in bits 4i to 4i + 3."""
-    grouped = fields.unflatten(-1, (-1, 8)).long()
-    words = torch.stack([grouped[..., order[i]] << 4 * i for i in range(8)]).sum(0)
-    return words.to(torch.uint32).view(torch.int32)
 
 
 def fp8_folder(kind: str) -> tuple[Tensors, torch.Tensor]:
@@ -115,7 +94,7 @@ CASES: dict[str, tuple[Callable[[], tuple[Tensors, torch.Tensor]], dict[str, Any
     "gptq": (lambda: int4_folder("gptq"), GPTQ),
     "gptq act-order": (lambda: int4_folder("gptq act-order"), GPTQ | {"desc_act": True}),
     "gptq_v2": (lambda: int4_folder("gptq_v2"), GPTQ | {"checkpoint_format": "gptq_v2"}),
-    "awq": (lambda: int4_folder("awq"), AWQ),
+    "awq": (lambda: int4_folder("awq"), AWQ_64),
     "compressed": (lambda: int4_folder("compressed"), CT_INT4),
     "compressed symmetric": (lambda: int4_folder("compressed symmetric"), CT_INT4),
 }
@@ -170,6 +149,16 @@ def test_unquantized_weight_of_quantized_folder_stays(tmp_path: Path) -> None:
             lambda t: t.update({"layer.g_idx": torch.zeros(INPUTS, dtype=torch.int32)}),
             r"layer.g_idx does not have groups of 32 inputs",
         ),
+        (
+            "fp8 in blocks",
+            lambda t: t.update({"layer.weight_scale_inv": torch.ones(2, 2, dtype=torch.int32)}),
+            r"layer.weight_scale_inv is torch.int32 \[2, 2\], and its config says scales in floating point",
+        ),
+        (
+            "fp8 per tensor",
+            lambda t: t.update({NAME: t[NAME].flatten()}),
+            rf"{NAME} is \[6144\], and should be a matrix: fetch the model again",
+        ),
     ],
 )
 def test_incomplete_quantized_weight_is_refused(
@@ -181,6 +170,38 @@ def test_incomplete_quantized_weight_is_refused(
     weights = open_folder(tmp_path, tensors, quantization)
     with pytest.raises(ModelError, match=message):
         weights(NAME)
+
+
+@pytest.mark.parametrize("shape", [(), (INPUTS * OUTPUTS // 8,), (1, INPUTS // 8, OUTPUTS)])
+@pytest.mark.parametrize("name", ["gptq", "awq", "compressed"])
+def test_packed_weight_of_another_rank_is_refused(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+    make, quantization = CASES[name]
+    tensors, _ = make()
+    packed = next(each for each in tensors if each.endswith(("qweight", "weight_packed")))
+    weights = open_folder(tmp_path, tensors | {packed: torch.ones(shape, dtype=torch.int32)}, quantization)
+    for read in (weights.shape, weights, weights.quantized):
+        with pytest.raises(ModelError, match=rf"{packed} is \[.*\], and should be a matrix: fetch the model again"):
+            read(NAME)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        (
+            "model.layers.0.mlp.experts.gate_up_proj",
+            torch.ones(2, 64, 32).to(FP8_DTYPE),
+            "is F8_E4M3, and the experts of a layer in one quantized tensor cannot be read: use a folder with a matrix",
+        ),
+        (NAME, torch.ones(4, 4).to(torch.float8_e5m2), "is F8_E5M2, which cannot be read as fp8: use the original"),
+        ("layer.bias", torch.ones(4, dtype=torch.int8), "is I8, which cannot be read as fp8: use the original folder"),
+    ],
+)
+def test_tensor_that_is_quantized_otherwise_is_refused_by_name(
+    tmp_path: Path, name: str, tensor: torch.Tensor, message: str
+) -> None:
+    weights = open_folder(tmp_path, {name: tensor}, FP8)
+    with pytest.raises(ModelError, match=f"{name} {message}"):
+        weights(name)
 
 
 @pytest.mark.parametrize(
@@ -215,21 +236,6 @@ def test_group_that_the_kernels_do_not_have_is_refused(tmp_path: Path) -> None:
         weights(NAME)
 
 
-def quantize_folder(folder: Path, quantization: dict[str, Any]) -> None:
-    """Quantize the layers of a saved model to FP8 with a scale per output, in place."""
-    tensors: Tensors = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        if name.endswith("_proj.weight"):
-            tensors[name], scale = quantize_fp8(tensor)
-            tensors[name.removesuffix("weight") + "weight_scale"] = scale
-            assert tensors[name].dtype == FP8_DTYPE
-        else:
-            tensors[name] = tensor
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
-
-
 @pytest.fixture(scope="module")
 def fp8_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A small model in FP8, and transformers' model with the same weights in fp32."""
@@ -237,7 +243,7 @@ def fp8_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
     folder = tmp_path_factory.mktemp("fp8")
     save(folder, AutoConfig.for_model("qwen3", **(SIZES | {"head_dim": 32})))
-    quantize_folder(folder, CT_FP8)
+    quantize_folder(folder, "fp8 channel")
     weights = open_weights(locate(str(folder)), describe(locate(str(folder))).config)
     config = AutoConfig.from_pretrained(folder)
     del config.quantization_config
@@ -252,24 +258,6 @@ def test_fp8_folder_on_cpu_is_dequantized(fp8_model: tuple[Path, Any]) -> None:
     loaded = load_model(LoadOptions(str(folder), dtype="fp32", device="cpu", threads=1))
     for logits, prompt in zip(run(loaded, PROMPTS), PROMPTS, strict=True):
         assert difference(logits, reference(model, prompt)) < 1e-3
-
-
-@pytest.fixture
-def load_gpu_folder(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Load a folder as on a GPU with FP8, with all checks and reference operations."""
-    from syringa.engine.gpu import device as gpu_device
-    from syringa.engine.gpu.ops import base as ops_module
-
-    monkeypatch.setattr(ops_module, "choose_ops", lambda *_, **__: ops_module.ReferenceOps())
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "G")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(gpu_device, "free_memory", lambda device: 8 << 30)
-
-    def load(folder: Path, **options: Any) -> Any:
-        files = locate(str(folder))
-        return load_on_gpu(LoadOptions(str(folder), **options), files, describe(files), torch.device("cpu"), None)
-
-    return load
 
 
 @pytest.mark.parametrize(("requested", "packed"), [("auto", True), ("fp8", True), ("bf16", False)])
@@ -298,7 +286,7 @@ def test_fp8_folder_is_refused_where_it_cannot_run(
 
 def test_count_weights_counts_packed_numbers(tmp_path: Path) -> None:
     tensors, _ = int4_folder("awq")
-    open_folder(tmp_path, tensors, AWQ)
+    open_folder(tmp_path, tensors, AWQ_64)
     scales_and_zeros = 2 * OUTPUTS * 2
     assert count_weights(ModelFiles("m", str(tmp_path), "folder")) == OUTPUTS * INPUTS + scales_and_zeros
 
