@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,27 +103,42 @@ def ensure_model(settings: Mapping[str, Any], file: Path | None) -> None:
     except ModelError:
         if not modelfiles.can_pull(spec.path):
             raise
-        _check_catalog_model(spec, config)
+        if (obstacle := _find_obstacle(spec, config)) is not None:
+            raise obstacle from None
         download(spec.path)
 
 
 def pull(model: str, *, offline: bool) -> None:
     """Download a model, and print a warning if it cannot run here: it may be for another machine."""
-    if not offline and not _is_here(model):
+    note = ""
+    if not offline and modelfiles.can_pull(model) and not _is_here(model):
         config = load_config({"model": model}, None)
-        try:
-            _check_catalog_model(top_level_spec(config), config)
-        except StartupError as error:
-            print(f"syringa: warning: {error.message}", file=sys.stderr)
-    download(model, offline=offline)
+        if (obstacle := _find_obstacle(top_level_spec(config), config)) is not None:
+            print(f"syringa: warning: {obstacle.message}", file=sys.stderr)
+            note = " (see the warning above)"
+    download(model, offline=offline, note=note)
 
 
-def _check_catalog_model(spec: ModelSpec, config: Config) -> None:
-    """Raise `StartupError` if a model cannot run here, as far as the catalog tells before its files are here."""
+def _find_obstacle(spec: ModelSpec, config: Config) -> StartupError | None:
+    """Return why a model cannot run here, as far as the catalog or the Hub tells before its files are here.
+
+    Raise `ModelError` if the Hub does not have it, or cannot be reached.
+    """
+    from syringa.engine.processes.startup_plan import check_catalog_model, check_preview
+
     if (entry := modelfiles.catalog_entry(spec.path)) is not None:
-        from syringa.engine.processes.startup_plan import check_catalog_model
+        return _error_of(lambda: check_catalog_model(entry, spec, config))
+    console = Console(stderr=True, highlight=False)
+    with console.status(f"Checking {escape(spec.path)}…"), modelfiles.open_preview(spec.path) as preview:
+        return _error_of(lambda: check_preview(preview, spec, config))
 
-        check_catalog_model(entry, spec, config)
+
+def _error_of(check: Callable[[], None]) -> StartupError | None:
+    try:
+        check()
+    except StartupError as error:
+        return error
+    return None
 
 
 def _is_here(model: str) -> bool:
@@ -134,7 +149,11 @@ def _is_here(model: str) -> bool:
     return True
 
 
-def download(model: str, *, offline: bool = False) -> None:
+def download(model: str, *, offline: bool = False, note: str = "") -> None:
+    """Download a model with a progress bar, and print where it is and `note`.
+
+    Raise `ModelError` at the end if its files cannot be read, or are of an architecture that does not run.
+    """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     quiet = not console.is_terminal
@@ -143,4 +162,5 @@ def download(model: str, *, offline: bool = False) -> None:
         files = modelfiles.pull(
             model, lambda done, total: progress.update(task, completed=done, total=total or None), offline=offline
         )
-    console.print(f"{files.name} is at {files.path}", highlight=False, soft_wrap=True)
+    console.print(f"{files.name} is at {files.path}{note}", highlight=False, soft_wrap=True)
+    modelfiles.describe(files)

@@ -13,6 +13,7 @@ from syringa.modelfiles.locate import (
     locate,
     read_json,
 )
+from syringa.modelfiles.preview import open_preview
 from syringa.modelfiles.pull import can_pull, catalog_entry, pull
 from syringa.modelfiles.tokenizer import load_tokenizer
 
@@ -36,6 +37,7 @@ __all__ = [
     "load_tokenizer",
     "locate",
     "model_kind",
+    "open_preview",
     "pull",
     "read_embedding_spec",
     "read_gguf",

@@ -77,6 +77,22 @@ class Downloader:
         self._request(url, dict, read, received=lambda: 0)
         return body
 
+    def get_beginning(self, url: str, size: int) -> bytes:
+        """Return the first `size` bytes of a file, or all if it has fewer. Raises `ModelError`."""
+        beginning = b""
+
+        def read(response: httpx.Response) -> None:
+            nonlocal beginning
+            beginning = b""
+            for chunk in response.iter_raw(_CHUNK):
+                beginning += chunk
+                if len(beginning) >= size:  # of the whole file, from a server that does not know ranges
+                    return
+
+        headers = {"Accept-Encoding": "identity", "Range": f"bytes=0-{size - 1}"}
+        self._request(url, lambda: headers, read, received=lambda: 0)
+        return beginning[:size]
+
     def fetch(self, url: str, file: RemoteFile, part: BinaryIO, progress: Callable[[int], None]) -> bool:
         """Complete a partial file, opened to read and append. Return whether it has its checksum now.
 

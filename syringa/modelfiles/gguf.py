@@ -7,6 +7,8 @@ and not mapped, because reading a mapped file that is truncated meanwhile ends t
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import os
 import re
@@ -127,6 +129,14 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     return read_gguf(path).metadata
 
 
+def read_first_metadata(beginning: bytes) -> dict[str, Any]:
+    """Return the metadata in the first bytes of a GGUF file: the keys that are there whole. Empty for other files."""
+    reader = _GgufReader(io.BytesIO(beginning), "", len(beginning))
+    with contextlib.suppress(ModelError):
+        reader.read()
+    return reader.metadata
+
+
 def read_gguf(path: str | Path) -> GgufFile:
     """Return the metadata and the tensor table of a GGUF file. Any part of a split model stands for all of them.
 
@@ -187,7 +197,7 @@ def _join_parts(path: Path, count: object) -> GgufFile:
 def _read_part(path: Path) -> GgufFile:
     try:
         with path.open("rb") as file:
-            return _GgufReader(file, str(path)).read()
+            return _GgufReader(file, str(path), os.fstat(file.fileno()).st_size).read()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
 
@@ -195,9 +205,10 @@ def _read_part(path: Path) -> GgufFile:
 class _GgufReader:
     """Parser of a header. `place` is what it is reading, for error messages."""
 
-    def __init__(self, file: BinaryIO, path: str) -> None:
+    def __init__(self, file: BinaryIO, path: str, size: int) -> None:
         self.file = file
-        self.size = os.fstat(file.fileno()).st_size
+        self.size = size
+        self.metadata: dict[str, Any] = {}
         self.data = bytearray()
         self.path = path
         self.at = 0
@@ -213,7 +224,7 @@ class _GgufReader:
             raise ModelError(f"{self.path}: {kind} cannot be read; convert the model again with a current converter")
         tensor_count = self.number(_U64)
         pair_count = self.number(_U64)
-        metadata: dict[str, Any] = {}
+        metadata = self.metadata
         for index in range(self.check_count(pair_count, 13)):
             self.place = f"key {index + 1} of {pair_count}"
             key = self.string()

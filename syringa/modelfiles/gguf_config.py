@@ -19,10 +19,23 @@ _NO_TOKEN = 2**32 - 1  # llama.cpp's -1 for a token that a model does not have
 _LAYER_TENSOR = re.compile(r"blk\.([0-9]{1,9})\.")
 
 
+def check_architecture(metadata: dict[str, Any], source: str) -> GgufArchitecture:
+    """Return the architecture of a file with this metadata. Raise `ModelError`, which names `source`, for others."""
+    name = str(metadata.get("general.architecture", ""))
+    if not name:
+        raise ModelError(f"{source} does not name its architecture (general.architecture)")
+    found = find_architecture(metadata)
+    if found is None:
+        raise ModelError(
+            f"{source}: the architecture {quoted(name)} does not run from GGUF; these do: {', '.join(ARCHITECTURES)}"
+        )
+    return found
+
+
 def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     """Return the model's config in the format of Hugging Face."""
     reader = _GgufMetadata(file)
-    architecture = reader.architecture()
+    architecture = check_architecture(file.metadata, file.path)
     hidden = reader.integer("embedding_length")
     heads = reader.integer("attention.head_count")
     if hidden % heads and reader.get("attention.key_length") is None:
@@ -178,17 +191,6 @@ class _GgufMetadata:
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         self.prefix = str(file.metadata.get("general.architecture", ""))
-
-    def architecture(self) -> GgufArchitecture:
-        if not self.prefix:
-            raise ModelError(f"{self.file.path} does not name its architecture (general.architecture)")
-        found = find_architecture(self.file.metadata)
-        if found is None:
-            raise ModelError(
-                f"{self.file.path}: the architecture {quoted(self.prefix)} does not run from GGUF; "
-                f"these do: {', '.join(ARCHITECTURES)}"
-            )
-        return found
 
     def get(self, key: str) -> Any:
         return self.file.metadata.get(f"{self.prefix}.{key}")

@@ -245,9 +245,16 @@ class HubClient:
 
     def fetch(self, file: RemoteFile, commit: str, part: BinaryIO, progress: Callable[[int], None]) -> bool:
         """Complete a partial file, and return whether it has its checksum."""
+        return self._downloader.fetch(self._file_url(file, commit), file, part, progress)
+
+    def read(self, file: RemoteFile, commit: str, size: int) -> bytes:
+        """Return the first bytes of a file, `size` of them at most. Its checksum is not compared."""
+        return self._downloader.get_beginning(self._file_url(file, commit), min(size, file.size)) if file.size else b""
+
+    def _file_url(self, file: RemoteFile, commit: str) -> str:
         from urllib.parse import quote
 
-        return self._downloader.fetch(f"{self._files_url}/{commit}/{quote(file.name)}", file, part, progress)
+        return f"{self._files_url}/{commit}/{quote(file.name)}"
 
     def _explain(self, response: httpx.Response) -> str:
         repository, status = self._name.repository, response.status_code

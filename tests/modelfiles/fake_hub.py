@@ -19,6 +19,7 @@ class FakeHub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, dict[str, bytes]] = {}
+        self.sizes: dict[str, int] = {}  # of files that are listed with another size than they have
         self.corrupt: set[str] = set()  # files that are sent with other bytes than those listed
         self.cut_after: dict[str, list[int]] = {}  # file → bytes after which each connection is cut
         self.statuses: list[int] = []  # of the next responses, instead of content
@@ -91,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = [
             {
                 "rfilename": name,
-                "size": len(content),
+                "size": self.server.sizes.get(name, len(content)),
                 "blobId": git_blob(content),
                 **(
                     {"lfs": {"sha256": sha256(content), "size": len(content), "pointerSize": 130}}
@@ -109,13 +110,14 @@ class _Handler(BaseHTTPRequestHandler):
         if file in self.server.corrupt:
             content = bytes(byte ^ 1 for byte in content)
         wanted = None if self.server.ignores_ranges else self.headers.get("Range")
-        start = int((wanted or "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        first, _, last = (wanted or "bytes=0-").removeprefix("bytes=").partition("-")
+        start, end = int(first), min(int(last or len(content) - 1), len(content) - 1)
         headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        if start:
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        if wanted:
+            headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
         cuts = self.server.cut_after.get(file)
         cut = cuts.pop(0) if cuts and self.command == "GET" else None
-        return self._send(206 if start else 200, content[start:], headers, cut)
+        return self._send(206 if wanted else 200, content[start : end + 1], headers, cut)
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
         self.send_response(status)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from syringa.engine.loading.weights import GgufWeights
 from syringa.errors import ModelError
 from syringa.modelfiles import describe, forget_gguf, locate, read_gguf, read_metadata
+from syringa.modelfiles.gguf import read_first_metadata
 from syringa.modelfiles.gguf_config import config_from_gguf
 from syringa.modelfiles.locate import ModelFiles
 from syringa.modelfiles.tokenizer import load_tokenizer
@@ -255,3 +256,13 @@ def test_config_from_gguf_rope_scaling(tmp_path: Path) -> None:
 def test_config_from_gguf_refuses_unsupported_models(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         config_of(tmp_path, **changes)
+
+
+def test_first_metadata_are_the_keys_that_are_there_whole() -> None:
+    found = [read_first_metadata(WHOLE[:size]) for size in range(len(WHOLE) + 1)]
+    sizes = [len(each) for each in found]
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) > len(found[-1]) // 2
+    assert all(each.items() <= found[-1].items() for each in found)
+    assert found[-1]["tokenizer.ggml.tokens"] == llama()["tokenizer.ggml.tokens"]
+    assert read_first_metadata(b"PK\x03\x04" + WHOLE) == {}

@@ -11,15 +11,21 @@ from syringa.engine.cpu.native import kernel_variant
 from syringa.engine.loading import alternatives
 from syringa.engine.loading.memory_plan import PROGRAM_BYTES, MemorySettings, plan_gpu_memory, plan_memory
 from syringa.engine.loading.memory_plan import MemoryPlan as MemoryPlan
-from syringa.engine.loading.model_size import estimate_model_size, read_model_size
+from syringa.engine.loading.model_size import ModelSize, estimate_model_size, read_model_size
 from syringa.engine.loading.model_size import gigabytes as gigabytes
+from syringa.engine.loading.preview_size import estimate_gguf, read_folder
+from syringa.engine.models.config import is_native
 from syringa.engine.models.hf import check_transformers
+from syringa.engine.models.hf.check import unsupported_reason
 from syringa.engine.processes import eviction
 from syringa.engine.processes.memory import MemoryPlanner, replica_threads
 from syringa.engine.processes.nvml import gpu_memories
 from syringa.engine.vllm.launch import check_interpreter
 from syringa.engine.worker.options import WorkerOptions
-from syringa.modelfiles.catalog import CatalogModel
+from syringa.errors import ModelError
+from syringa.modelfiles.catalog import CONTEXT_SHOWN, CatalogModel
+from syringa.modelfiles.gguf_config import check_architecture
+from syringa.modelfiles.preview import Preview
 
 
 def plan_model(spec: ModelSpec, config: Config, replicas: int = 1) -> MemoryPlan | None:
@@ -65,11 +71,42 @@ def check_catalog_model(entry: CatalogModel, spec: ModelSpec, config: Config) ->
         return
     if entry.needs_models:
         check_transformers(entry.name)
-    planner = MemoryPlanner(config, available_memory, gpu_memories)
-    if planner.expected_device(options) == "cuda" or options.dtype == "fp8":
+    _check_memory(estimate_model_size(entry), options, _expected_device(options, config))
+
+
+def check_preview(preview: Preview, spec: ModelSpec, config: Config) -> None:
+    """Like `check_catalog_model`, for another model on the Hub: raise also if its architecture does not run."""
+    options = WorkerOptions.from_config(spec, config)
+    if options.engine == "vllm":
         return
-    size = estimate_model_size(entry)
-    # The file, which is not here yet, says which context is too long.
+    device = _expected_device(options, config)
+    if preview.folder is None:
+        native = True
+        if preview.metadata.get("general.architecture"):  # else the beginning of the file did not tell
+            architecture = check_architecture(preview.metadata, preview.model)
+            native = is_native({"model_type": architecture.model_type}, device)
+        if not native:
+            check_transformers(preview.model)
+        size = estimate_gguf(preview, native=native, max_model_len=options.max_model_len or CONTEXT_SHOWN)
+    else:
+        description, size = read_folder(preview)
+        embedding = modelfiles.read_embedding_spec(preview.folder) is not None
+        if not (size.native if embedding else is_native(description.config, device)):
+            check_transformers(preview.model)
+            if not embedding and (reason := unsupported_reason(preview.folder.path)):
+                raise ModelError(f"{preview.model}: {reason}")
+    _check_memory(size, options, device)
+
+
+def _expected_device(options: WorkerOptions, config: Config) -> eviction.Device:
+    return MemoryPlanner(config, available_memory, gpu_memories).expected_device(options)
+
+
+def _check_memory(size: ModelSize, options: WorkerOptions, device: eviction.Device) -> None:
+    """Raise `StartupError` with one line if a model, whose files are not here yet, does not fit on the CPU."""
+    if device == "cuda" or options.dtype == "fp8":
+        return
+    # The file says which context is too long.
     size = msgspec.structs.replace(size, max_model_len=max(size.max_model_len, options.max_model_len))
     free, kernels = available_memory(), kernel_variant()
     plan_memory(size, MemorySettings.of(options), free=free, kernels=kernels, cores=available_cores())

@@ -7,6 +7,7 @@ shapes of the layers, and a check of the loaded model (`batch_check.py`) compare
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any, NamedTuple
 
@@ -105,7 +106,26 @@ def load_hf_model(
 
     Raise `ModelError` with the reason if the model cannot be run, nearly always before its weights are read.
     """
-    name = description.architecture
+    _prepare_transformers(description.architecture)
+    try:
+        return _load_hf_model(files, description, dtype, kernels, length, threads, device, ops)
+    except UnsupportedModel as reason:
+        raise ModelError(f"{description.architecture} cannot be run: {reason}") from None
+
+
+def check_definition(files: ModelFiles, description: ModelDescription) -> None:
+    """Raise `ModelError` with the reason if a model cannot be run, as far as its config says without its weights."""
+    _prepare_transformers(description.architecture)
+    try:
+        unloaded = _build_without_weights(find_definition(files, description), description.max_model_len)
+        with contextlib.suppress(ProbeNeedsWeights):
+            probe_layers(unloaded)
+    except UnsupportedModel as reason:
+        raise ModelError(f"{description.architecture} cannot be run: {reason}") from None
+
+
+def _prepare_transformers(name: str) -> None:
+    """Register our attention and layers, and silence the library. `name`: of the model, for an error message."""
     try:
         from transformers.utils import logging
     except ImportError:
@@ -114,10 +134,6 @@ def load_hf_model(
     logging.disable_progress_bar()
     hf_attention.register()
     hf_int8.register()
-    try:
-        return _load_hf_model(files, description, dtype, kernels, length, threads, device, ops)
-    except UnsupportedModel as reason:
-        raise ModelError(f"{name} cannot be run: {reason}") from None
 
 
 def _load_hf_model(
