@@ -12,6 +12,7 @@ from rich.markdown import Markdown
 from rich.text import Text
 
 from syringa.cli.source import TextChunk
+from syringa.cli.word_wrap import WordWrapper
 
 _REFRESH_SECONDS = 0.1
 _MAX_LIVE_LINES = 12  # a block that is longer is shown by its end until it is complete
@@ -40,7 +41,7 @@ class AnswerPrinter:
         self._live: Live | None = None
         self._shown = 0.0
         self._block = ""
-        self._reasoning = False
+        self._reasoning: WordWrapper | None = None
         self.text = ""
         self.times = AnswerTimes(time.perf_counter())
 
@@ -48,6 +49,7 @@ class AnswerPrinter:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._finish_reasoning()
         self._finish_block()
         self.times.ended = time.perf_counter()
 
@@ -57,12 +59,13 @@ class AnswerPrinter:
             return
         self.times.first = self.times.first or time.perf_counter()
         if chunk.reasoning:
-            self._console.print(chunk.text, style="dim", end="", markup=False, soft_wrap=True)
-            self._reasoning = True
+            self._reasoning = self._reasoning or WordWrapper()
+            width = self._console.width
+            self._print_reasoning(self._reasoning.feed(chunk.text, width) if self._markdown else chunk.text)
             return
-        if self._reasoning:
+        if self._reasoning is not None:
+            self._finish_reasoning()
             self._console.print("\n")
-            self._reasoning = False
         self.text += chunk.text
         if not self._markdown:
             sys.stdout.write(chunk.text)
@@ -75,6 +78,14 @@ class AnswerPrinter:
             self._console.print(Markdown(complete))
             self._console.print()
         self._show_incomplete()
+
+    def _print_reasoning(self, text: str) -> None:
+        self._console.print(text, style="dim", end="", markup=False, soft_wrap=True)
+
+    def _finish_reasoning(self) -> None:
+        if self._reasoning is not None:
+            self._print_reasoning(self._reasoning.flush(self._console.width))
+            self._reasoning = None
 
     def _show_incomplete(self) -> None:
         now = time.perf_counter()

@@ -66,3 +66,34 @@ def test_printer_shows_an_incomplete_block_at_the_end() -> None:
         printer.feed(TextChunk(text="partial answer"))
         assert printer.text == "partial answer"
     assert "partial answer" in output.getvalue()
+
+
+def feed_reasoning(console: Console) -> None:
+    with AnswerPrinter(console) as printer:
+        for piece in ("The user wants to know ", "how long the lines of the ter", "minal are. [/b]"):
+            printer.feed(TextChunk(text=piece, reasoning=True))
+        printer.feed(TextChunk(text="Forty columns."))
+
+
+def test_printer_wraps_reasoning_between_words() -> None:
+    console, output = terminal()
+    feed_reasoning(console)
+    assert [line.rstrip() for line in output.getvalue().splitlines()][:3] == [
+        "The user wants to know how long the",
+        "lines of the terminal are. [/b]",
+        "",
+    ]
+
+
+def test_printer_prints_reasoning_without_an_answer() -> None:
+    console, output = terminal()
+    with AnswerPrinter(console) as printer:
+        printer.feed(TextChunk(text="unfinished", reasoning=True))
+    assert output.getvalue() == "unfinished"
+
+
+def test_printer_does_not_wrap_reasoning_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    output = io.StringIO()
+    feed_reasoning(Console(file=output, force_terminal=False, width=40))
+    assert output.getvalue() == "The user wants to know how long the lines of the terminal are. [/b]\n\n"
+    assert capsys.readouterr().out == "Forty columns."
