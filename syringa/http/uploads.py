@@ -23,6 +23,12 @@ class UploadedForm(NamedTuple):
     filename: str
 
 
+def check_upload_size(size: int | None, max_bytes: int) -> None:
+    """Raise `PayloadTooLarge` if a form of this size cannot hold a file of at most `max_bytes`. None: not known."""
+    if size is not None and size > max_bytes + MAX_FORM_BYTES:
+        raise _too_large(max_bytes)
+
+
 async def read_upload(request: Request, writer: FileWriter, max_bytes: int) -> UploadedForm:
     """Read a form, and write its file. Raises `InvalidRequest`, `PayloadTooLarge` or `UnsupportedMediaType`."""
     context = request_context(request.scope)
@@ -37,6 +43,10 @@ async def read_upload(request: Request, writer: FileWriter, max_bytes: int) -> U
             await writer.write(data)
         if not message.get("more_body"):
             return form.finish()
+
+
+def _too_large(max_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"The file is larger than {max_bytes} bytes, the limit of this server.")
 
 
 def _boundary(content_type: bytes) -> bytes:
@@ -136,7 +146,7 @@ class _Form:
             return
         self._file_bytes += end - start
         if self._file_bytes > self._max_bytes:
-            raise PayloadTooLarge(f"The file is larger than {self._max_bytes} bytes, the limit of this server.")
+            raise _too_large(self._max_bytes)
         self._data.append(data[start:end])
 
     def _on_part_end(self) -> None:

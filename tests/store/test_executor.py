@@ -20,10 +20,10 @@ from tests.store.helpers import read, response, write
 
 
 @contextlib.contextmanager
-def short_query_timeout() -> Iterator[None]:
+def short_query_timeout(seconds: float = 0.3) -> Iterator[None]:
     """Use a short query timeout inside the context; opening the database before may take longer."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor, "QUERY_TIMEOUT_SECONDS", 0.3)
+        patch.setattr(executor, "QUERY_TIMEOUT_SECONDS", seconds)
         yield
 
 
@@ -51,9 +51,9 @@ async def test_outcome_is_unknown_while_the_database_commits(store: Store) -> No
     goes_on = threading.Event()
     await write(store).responses.create(response("before"))
     assert store._database is not None
-    event.listen(store._database.engine, "commit", lambda connection: goes_on.wait(20))
+    event.listen(store._database.engine, "commit", lambda connection: goes_on.wait(60))
     try:
-        with short_query_timeout(), pytest.raises(StoreOutcomeUnknown):
+        with short_query_timeout(5.0), pytest.raises(StoreOutcomeUnknown):  # the commit begins within it
             await write(store).responses.create(response("late"))
     finally:
         goes_on.set()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from syringa.errors import NotFound, StoreOutcomeUnknown
+from syringa.errors import NotFound, StoreOutcomeUnknown, StoreUnavailable
 from syringa.service.batches.lines import InputLine, custom_id_of, error_line, line_id, read_lines
 from syringa.service.files.storage import FileWriter
 from syringa.store import BatchStatus, StoredBatch, StoredFile
@@ -15,6 +16,8 @@ from syringa.store import BatchStatus, StoredBatch, StoredFile
 if TYPE_CHECKING:
     from syringa.service.batches.run import BatchServices
     from syringa.store.session import Session
+
+logger = logging.getLogger("syringa.service")
 
 _NOT_RUN: dict[BatchStatus, tuple[str, str]] = {
     "expired": (
@@ -79,18 +82,13 @@ async def _write(
     errors: FileWriter,
     found: OutputFiles,
 ) -> None:
-    async with contextlib.AsyncExitStack() as opened:
-        unfinished: AsyncIterator[InputLine] | None = None
-        if status in _NOT_RUN and batch.completed + batch.failed < batch.total:
-            with contextlib.suppress(NotFound):  # without the input, only results are written
-                file = opened.enter_context(await services.files.open(batch.input_file))
-                unfinished = read_lines(file, services.max_line)
+    some_missing = status in _NOT_RUN and batch.completed + batch.failed < batch.total
+    async with contextlib.aclosing(_input_lines(batch, services)) as lines:
 
         async def write_missing(before: int | None) -> None:
             """Write the lines of the input that have no result and come before a line."""
-            assert unfinished is not None
             code, message = _NOT_RUN[status]
-            async for line in unfinished:
+            async for line in lines:
                 if line.number == before:
                     return
                 found.missing += 1
@@ -98,11 +96,25 @@ async def _write(
                 await errors.write(text.encode() + b"\n")
 
         async for row in _results(batch, services):
-            if unfinished is not None:
+            if some_missing:
                 await write_missing(row.line)
             await (errors if row.failed else output).write(row.body.encode() + b"\n")
-        if unfinished is not None:
+        if some_missing:
             await write_missing(None)
+
+
+async def _input_lines(batch: StoredBatch, services: BatchServices) -> AsyncGenerator[InputLine, None]:
+    """Yield the lines of the input, none if it is missing. After the deadline, what cannot be read is missing, too."""
+    try:
+        with await services.files.open(batch.input_file) as file:
+            async for line in read_lines(file, services.max_line):
+                yield line
+    except NotFound:
+        return
+    except StoreUnavailable as error:
+        if services.clock() < batch.deadline:
+            raise
+        logger.warning("batches: ended without all of its input: batch=%s error=%s", batch.id, error.message)
 
 
 async def _results(batch: StoredBatch, services: BatchServices) -> AsyncIterator[Any]:

@@ -154,19 +154,23 @@ class BatchRun:
 
     async def _validate(self) -> None:
         services, batch = self._services, self.batch
-        try:
-            file = await services.files.open(batch.input_file)
-        except NotFound as error:
-            await self._fail([LineProblem("file_not_found", error.message, "input_file_id")])
-            return
         free: int | None = None
         if services.queue_lines:
             waiting = await self._store.read(lambda session: session.batches.waiting_lines(batch.organization))
             free = max(0, services.queue_lines - waiting)
-        with file:
-            found = await validate(
-                batch, file, max_line=services.max_line, max_lines=services.max_lines, free_lines=free
-            )
+        try:
+            with await services.files.open(batch.input_file) as file:
+                found = await validate(
+                    batch, file, max_line=services.max_line, max_lines=services.max_lines, free_lines=free
+                )
+        except NotFound as error:
+            await self._fail([LineProblem("file_not_found", error.message, "input_file_id")])
+            return
+        except StoreUnavailable as error:
+            if services.clock() < batch.deadline:
+                raise
+            await self._fail([LineProblem("file_unreadable", error.message, "input_file_id")])
+            return
         if found.problems:
             await self._fail(found.problems)
             return
@@ -207,8 +211,13 @@ class BatchRun:
         try:
             await asyncio.wait({feeding, ended, writer.task}, return_when=asyncio.FIRST_COMPLETED)
             feeding.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            try:
                 await feeding
+            except asyncio.CancelledError:
+                pass
+            except StoreUnavailable:  # the input file cannot be read now
+                await writer.close()
+                raise
             await writer.close()
         except NotFound as error:
             await writer.close()

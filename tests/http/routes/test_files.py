@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from syringa.http.uploads import MAX_FORM_BYTES
 from syringa.service.files import storage as storage_module
 from tests.client import eventually
 from tests.http.batch_client import FILES, BatchClient, batch_client, chat_line
@@ -175,6 +176,15 @@ async def test_uploads_in_progress_count_against_the_quota(http: BatchClient) ->
     assert [each.status_code for each in await asyncio.gather(*uploads)] == [200, 200]
     assert (refused.status_code, refused.json()["error"]["code"]) == (413, "storage_quota_exceeded")
     assert (await http.upload(b"x" * 600)).status_code == 200
+
+
+async def test_upload_that_is_declared_too_large_is_refused_at_once(http: BatchClient) -> None:
+    body = PART % (b"file", b'; filename="a"', b"x" * (1000 + MAX_FORM_BYTES)) + PURPOSE + END
+    refused = await http.post(FILES, content=body, headers={"content-type": FORM})
+    assert (refused.status_code, refused.json()["error"]["message"]) == (
+        413,
+        "The file is larger than 1000 bytes, the limit of this server.",
+    )
 
 
 async def test_upload_that_is_cancelled_while_its_row_is_written_keeps_its_bytes(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from syringa.service.batches.results import LeaseLost
 from syringa.service.batches.run import MAX_ATTEMPTS, BatchRun, LineRequest
 from syringa.service.files import storage as storage_module
 from syringa.service.limits.memory_budget import MemoryBudget
-from syringa.store import Store
+from syringa.store import BatchResult, Store
 from tests.client import until
 from tests.service.batches.harness import BatchHarness, line, lines
 from tests.store.helpers import read, write
@@ -478,3 +479,52 @@ async def test_input_that_cannot_be_read_now_interrupts_the_batch(
     assert [path.name for path in (tmp_path / "files").rglob("*") if path.is_file()] == [batch.input_file]
     done = await harness.run(batch, "two")
     assert (done.status, done.completed + done.failed) == (end, 3)
+
+
+async def test_answers_before_a_read_error_are_kept(harness: BatchHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = await harness.create(lines(4))
+    answered = threading.Semaphore(0)
+    read_next = lines_module._LineReader._read
+
+    def usage_of(accounting: Any, id: str) -> Any:
+        answered.release()
+        return harness._usage(accounting, id)
+
+    def fail_after_two_lines(reader: Any) -> Any:
+        if reader._number:
+            for _ in range(2):
+                assert answered.acquire(timeout=60)
+            raise OSError(errno.EIO, "Input/output error")
+        return read_next(reader)
+
+    await write(harness.store).batches.change("", batch.id, ("validating",), "in_progress", 0, {"total": 4})
+    with monkeypatch.context() as patched:
+        patched.setattr(lines_module, "_READ_LINES", 2)
+        patched.setattr(lines_module._LineReader, "_read", fail_after_two_lines)
+        interrupted = await harness.run(batch, usage_of=usage_of)
+    assert (interrupted.status, interrupted.completed) == ("in_progress", 2)
+    done = await harness.run(batch, "two")
+    assert (done.status, done.completed) == ("completed", 4)
+    assert set(harness.endpoint.runs.values()) == {1}
+
+
+@pytest.mark.parametrize(("status", "end"), [("validating", "failed"), ("in_progress", "expired")])
+async def test_input_that_stays_unreadable_ends_the_batch_at_its_deadline(
+    harness: BatchHarness, tmp_path: Path, status: str, end: str
+) -> None:
+    batch = await harness.create(lines(3), deadline=100)
+    if status == "in_progress":
+        await write(harness.store).batches.change("", batch.id, ("validating",), status, 0, {"total": 3})
+        result = BatchResult(line=1, failed=False, body='{"custom_id": "r1"}')
+        await write(harness.store).batches.add_results("", batch.id, [result])
+    (path,) = (each for each in (tmp_path / "files").rglob("*") if each.is_file())
+    path.unlink()
+    path.mkdir()  # opening it fails, for root too
+    before = await harness.run(batch, clock=lambda: 99.0)
+    assert (before.status, before.errors) == (status, None)
+    after = await harness.run(batch, "two", clock=lambda: 101.0)
+    assert after.status == end
+    if end == "failed":
+        assert json.loads(after.errors or "")[0]["code"] == "file_unreadable"
+    else:
+        assert ids(await harness.read_file(after.output_file)) == ["r1"]
