@@ -11,6 +11,7 @@ import { batch, signal } from "../../lib.js";
  * @typedef {{token: string, logprob: number, bytes: number[] | null, top: {token: string, logprob: number, bytes: number[] | null}[]}} TokenInfo
  * @typedef {object} Stats
  * @property {number | null} firstToken seconds to the first token
+ * @property {number} [answers] of the request: tokens and cost are those of all of them
  * @property {number | null} inputTokens
  * @property {number | null} cachedTokens
  * @property {number | null} outputTokens
@@ -97,6 +98,11 @@ export function newId(prefix) {
   return `${prefix}_${[...bytes].map((each) => each.toString(16).padStart(2, "0")).join("")}`;
 }
 
+/** A message that no thread has yet. @param {string | null} parent @param {Message["role"]} role @param {Partial<Content>} values @returns {Message} */
+export function createMessage(parent, role, values) {
+  return { id: newId("msg"), parent, role, content: signal({ ...emptyContent(), ...values }) };
+}
+
 const ROOT = "root";
 
 export class Thread {
@@ -142,8 +148,7 @@ export class Thread {
 
   /** Add a message and choose it. @param {string | null} parent @param {Message["role"]} role @param {Partial<Content>} values */
   add(parent, role, values) {
-    /** @type {Message} */
-    const message = { id: newId("msg"), parent, role, content: signal({ ...emptyContent(), ...values }) };
+    const message = createMessage(parent, role, values);
     this.messages.set(message.id, message);
     this.choose(message);
     return message;

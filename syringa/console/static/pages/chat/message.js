@@ -197,6 +197,7 @@ function Editor({ value, busy, onSave, onCancel }) {
 /** @param {{message: Message, value: Content, actions: Actions, busy: boolean, onEdit: () => void}} props */
 function Footer({ message, value, actions, busy, onEdit }) {
   const stats = value.stats;
+  const of = (stats?.answers ?? 1) > 1 ? ` of ${stats?.answers} answers` : "";
   return html`<footer class="message-footer">
     <div class="message-actions">
       ${value.text && html`<${CopyButton} text=${value.text} label="Copy the message" />`}
@@ -209,8 +210,8 @@ function Footer({ message, value, actions, busy, onEdit }) {
       <div title="Time to first token"><dt>First token</dt><dd>${seconds(stats.firstToken)}</dd></div>
       ${stats.tokensPerSecond !== null && html`<div title="Tokens per second after the first"><dt>Speed</dt><dd>${number(stats.tokensPerSecond, 1)} tok/s</dd></div>`}
       ${stats.inputTokens !== null && html`<div title=${stats.cachedTokens ? `${stats.cachedTokens} of them from the prefix cache` : "Tokens of the prompt"}><dt>In</dt><dd>${number(stats.inputTokens)}</dd></div>`}
-      ${stats.outputTokens !== null && html`<div title="Tokens of the answer"><dt>Out</dt><dd>${number(stats.outputTokens)}</dd></div>`}
-      ${stats.cost !== null && html`<div title="Cost by the model's prices"><dt>Cost</dt><dd>${money(stats.cost)}</dd></div>`}
+      ${stats.outputTokens !== null && html`<div title=${value.state === "done" ? "Tokens generated" : "Tokens generated until it ended"}><dt>Out${of}</dt><dd>${number(stats.outputTokens)}</dd></div>`}
+      ${stats.cost !== null && html`<div title="Cost by the model's prices"><dt>Cost${of}</dt><dd>${money(stats.cost)}</dd></div>`}
     </dl>`}
   </footer>`;
 }

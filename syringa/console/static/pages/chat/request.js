@@ -64,7 +64,7 @@ export function buildBody(settings, path, { model }) {
     body.response_format = { type: "json_schema", json_schema: { name: "answer", strict: settings.strict, schema } };
   }
   if (settings.logprobs) Object.assign(body, { logprobs: true, top_logprobs: TOP_LOGPROBS });
-  return { ...body, stream: true, stream_options: { include_usage: true } };
+  return { ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
 }
 
 /** @param {string} text @param {string} name */
@@ -102,6 +102,13 @@ export async function generate({ thread, path, model, defaultModel, prefix }) {
   const schema = settings.format === "json_schema" ? body.response_format.json_schema.schema : null;
   const start = { ...prefix, state: /** @type {const} */ ("waiting"), model: body.model, schema };
   const answers = [new Answer(thread.add(parent, "assistant", start))];
+  /** @type {any} of all answers, so far */
+  let usage = null;
+  /** @param {Content["state"]} state @param {Content["error"]} error */
+  const end = (state, error = null) => {
+    // The usage is that of all answers, so it is shown with the first one only.
+    for (const [index, each] of answers.entries()) each?.end(state, error, each.measure(index === 0 ? usage : null, model?.prices, body.n ?? 1));
+  };
   thread.running.value = controller;
   try {
     const events = stream("POST", PATH, {
@@ -118,14 +125,12 @@ export async function generate({ thread, path, model, defaultModel, prefix }) {
         if (!answer) answer = answers[choice.index] = new Answer(thread.add(parent, "assistant", start));
         answer.feed(choice);
       }
-      if (data.usage && (data.choices ?? []).length === 0) for (const each of answers) each?.count(data.usage, model?.prices, answers.length);
+      usage = data.usage ?? usage;
     }
-    for (const each of answers) each?.end("done");
+    end("done");
   } catch (error) {
-    for (const each of answers) {
-      if (isAbort(error)) each?.end("stopped");
-      else each?.end("failed", describe(error));
-    }
+    if (isAbort(error)) end("stopped");
+    else end("failed", describe(error));
   } finally {
     if (thread.running.peek() === controller) thread.running.value = null;
     const first = answers[0];
@@ -200,41 +205,32 @@ class Answer {
     this.set(values);
   }
 
-  /** @param {any} usage @param {any} prices @param {number} answers that share the usage */
-  count(usage, prices, answers) {
-    const output = usage.completion_tokens;
-    const input = usage.prompt_tokens;
-    const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+  /**
+   * The figures of the answer as it is now.
+   * @param {any} usage of the request so far, with details where it is complete; null: it is unknown, or told elsewhere
+   * @param {any} prices @param {number} answers of the request
+   * @returns {import("./conversation.js").Stats}
+   */
+  measure(usage, prices, answers) {
     const spent = this.first === null ? 0 : (this.last - this.first) / 1000;
-    const cost = prices ? ((input - cached) * prices.input + cached * prices.cached_input + output * prices.output) / 1e6 : null;
-    this.set({
-      stats: {
-        ...this.measure(),
-        inputTokens: input,
-        cachedTokens: cached,
-        outputTokens: answers > 1 ? null : output,
-        tokensPerSecond: answers === 1 && output > 1 && spent > LEAST_SECONDS ? (output - 1) / spent : null,
-        cost,
-      },
-    });
-  }
-
-  /** @returns {import("./conversation.js").Stats} */
-  measure() {
+    const input = usage?.prompt_tokens ?? null;
+    const cached = usage?.prompt_tokens_details?.cached_tokens ?? null;
+    const output = usage?.completion_tokens ?? null;
+    const charged = prices && cached !== null;
     return {
       firstToken: this.first === null ? null : (this.first - this.started) / 1000,
-      inputTokens: null,
-      cachedTokens: null,
-      outputTokens: null,
-      tokensPerSecond: null,
-      cost: null,
+      answers,
+      inputTokens: input,
+      cachedTokens: cached,
+      outputTokens: output,
+      tokensPerSecond: answers === 1 && output > 1 && spent > LEAST_SECONDS ? (output - 1) / spent : null,
+      cost: charged ? ((input - cached) * prices.input + cached * prices.cached_input + output * prices.output) / 1e6 : null,
     };
   }
 
-  /** @param {Content["state"]} state @param {Content["error"]} [error] */
-  end(state, error = null) {
-    const stats = this.now.stats ?? (this.first === null ? null : this.measure());
-    this.set({ state, error, stats });
+  /** @param {Content["state"]} state @param {Content["error"]} error @param {import("./conversation.js").Stats} stats */
+  end(state, error, stats) {
+    this.set({ state, error, stats: this.first === null && stats.inputTokens === null ? null : stats });
     this.flush();
   }
 }
