@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import base64
+import json
 import re
+from typing import Any
 
 import pytest
 from playwright.async_api import Browser, Page, Route, expect
 
 from syringa.config import Config
+from syringa.config.specs import Prices
+from syringa.output_formats import ModelFormats
 from tests.chat_models import plain_model, reasoning_model, vision_model
 from tests.client import eventually, server
 from tests.console.browser import PHONE, open_page
@@ -26,7 +32,7 @@ HOSTILE = (
     "<iframe src='https://example.com'></iframe>\n\n<svg onload='window.harmed = 4'></svg>\n\nThe end."
 )
 
-# A picture of 64 × 64 pixels, and a paste of it.
+# A picture of 64 × 64 pixels, a paste of it, and a drag of it with a type.
 PIXEL = (
     "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAY0lEQVR4nO3PQQ3AIADAQEAmSpCIrIngcVnSU9DOs+/4s6UDXjWg"
     "NaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgfYhzAhorf+GXAAAAAElF"
@@ -38,6 +44,14 @@ PASTE = """
   const data = new DataTransfer();
   data.items.add(new File([bytes], 'pixel.png', { type: 'image/png' }));
   input.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data, bubbles: true, cancelable: true }));
+}
+"""
+DRAG = """
+(element, [event, base64, type]) => {
+  const bytes = Uint8Array.from(atob(base64), (each) => each.charCodeAt(0));
+  const data = new DataTransfer();
+  data.items.add(new File([bytes], 'file.image', { type }));
+  element.dispatchEvent(new DragEvent(event, { dataTransfer: data, bubbles: true, cancelable: true }));
 }
 """
 # Whether the browser has stored a finished answer.
@@ -101,25 +115,86 @@ async def test_model_is_not_called_missing_while_the_list_is_loaded(browser: Bro
         await expect(picker).to_have_text("fake")
 
 
+class SteppedEngine(FakeEngine):
+    """Generates as many tokens as are `allowed`, then waits until more are."""
+
+    allowed = 0
+
+    async def wait_for_step(self, started: float, step: int) -> None:
+        while step >= self.allowed:  # noqa: ASYNC110  it can only be polled
+            await asyncio.sleep(0.01)
+
+
 async def test_chat_stops_and_regenerates(browser: Browser) -> None:
-    engine = FakeEngine("word " * 200)
-    engine.pause()
+    engine = SteppedEngine("word " * 200)
     async with (
         server(engine, model=plain_model()) as http,
         open_page(browser, address(http)) as (page, _),
     ):
         await ask(page, "Go on")
-        assert await eventually(lambda: engine.requests)  # what has not begun is not aborted
-        await page.get_by_role("button", name="Stop", exact=True).click()
         answer = page.get_by_role("article", name="fake", exact=True)
+        for engine.allowed in (4, 19):
+            await expect(answer.locator(".markdown")).to_have_text(("word " * 4)[: engine.allowed])
+            await asyncio.sleep(0.1)  # between tokens, so that they have a speed
+        await page.get_by_role("button", name="Stop", exact=True).click()
         await expect(answer.get_by_text("Stopped", exact=True)).to_be_visible()
+        await expect(answer.get_by_text("Out19", exact=True)).to_be_visible()  # those that were received
+        await expect(answer.locator(".figures")).to_contain_text(re.compile(r"Speed[\d.]+ tok/s"))
+        await expect(answer.locator(".figures")).to_contain_text(re.compile(r"In\d+"))
         assert await eventually(lambda: engine.aborted)
-        engine.resume()
+        engine.allowed = 10_000
         await answer.get_by_role("button", name="Regenerate").click()
         await expect(answer.get_by_text("2 / 2", exact=True)).to_be_visible()
         await expect(answer.locator(".markdown")).to_contain_text("word word")
         await answer.get_by_role("button", name="Previous branch").click()
         await expect(answer.get_by_text("Stopped", exact=True)).to_be_visible()
+
+
+def code_body(language: str, code: str) -> Any:
+    """Return the body of the request that the code of `Show code` makes."""
+    if language == "curl":
+        return json.loads(code.partition("<<'JSON'\n")[2].partition("\nJSON\n")[0])
+    if language == "JavaScript":
+        return json.loads(code.partition("JSON.stringify(")[2].partition("),\n});")[0])
+    calls = [each for each in ast.walk(ast.parse(code)) if isinstance(each, ast.Call)]
+    (create,) = (each for each in calls if isinstance(each.func, ast.Attribute) and each.func.attr == "create")
+    arguments = {str(each.arg): ast.literal_eval(each.value) for each in create.keywords}
+    return arguments | arguments.pop("extra_body", {})
+
+
+async def test_code_is_the_request_that_send_makes(browser: Browser) -> None:
+    formats = ModelFormats(tool_calls="hermes", supports_tools=True)
+    config = Config(port=0, drain_timeout=1.0, api_key=("sk-right",))
+    async with (
+        server(FakeEngine("An answer."), config, model=vision_model(formats=formats)) as http,
+        open_page(browser, address(http), key="sk-right") as (page, _),
+    ):
+        await page.get_by_role("button", name="Example", exact=True).click()
+        await page.get_by_label("Tool choice", exact=True).select_option("none")
+        await page.get_by_role("button", name="All parameters").click()
+        await page.get_by_label("top_k", exact=True).fill("40")
+        await ask(page, "First")
+        await expect(page.get_by_role("article").get_by_text("An answer.", exact=True)).to_be_visible()
+        await expect(page.locator(".figures")).to_have_count(1)
+        message = page.get_by_label("Message", exact=True)
+        await message.evaluate(PASTE, PIXEL)
+        await expect(page.get_by_role("button", name="Remove image 1")).to_be_visible()
+        await message.fill(' It\'s "two":\n$HOME `ls` é😀 \\n ')
+        await page.get_by_role("toolbar").get_by_role("button", name="Show code", exact=True).click()
+        dialog, shown = page.get_by_role("dialog", name="Show code"), {}
+        for language in ("curl", "Python", "JavaScript"):
+            await dialog.get_by_role("tab", name=language, exact=True).click()
+            code = await dialog.get_by_role("region", name=language, exact=True).locator("code").inner_text()
+            assert "SYRINGA_API_KEY" in code
+            assert "sk-right" not in code
+            shown[language] = code_body(language, code)
+        await page.keyboard.press("Escape")
+        async with page.expect_request("**/v1/chat/completions") as request:
+            await page.get_by_role("button", name="Send", exact=True).click()
+        sent = (await request.value).post_data_json
+        assert [each["role"] for each in sent["messages"]] == ["user", "assistant", "user"]
+        assert shown == dict.fromkeys(shown, sent)
+        await expect(page.locator(".figures")).to_have_count(2)
 
 
 async def test_hostile_answer_does_nothing(browser: Browser) -> None:
@@ -214,8 +289,9 @@ async def test_markdown_in_steps_is_that_of_the_whole_text(browser: Browser) -> 
 @pytest.mark.slow
 async def test_thoughts_are_folded_and_choices_are_branches(browser: Browser) -> None:
     engine = FakeEngine("<think>pondering</think>The answer.")
+    model = reasoning_model(prices=Prices(input=0.0, output=1_000_000.0))
     async with (
-        server(engine, model=reasoning_model()) as http,
+        server(engine, model=model) as http,
         open_page(browser, address(http)) as (page, _),
     ):
         await page.get_by_role("button", name="All parameters").click()
@@ -227,19 +303,51 @@ async def test_thoughts_are_folded_and_choices_are_branches(browser: Browser) ->
         await expect(answer.get_by_text("pondering")).to_have_count(0)
         await answer.get_by_role("button", name="Thoughts").click()
         await expect(answer.get_by_text("pondering")).to_be_visible()
+        # Tokens and cost of the request are shown once. Each answer is the script and an end token.
+        await expect(answer.get_by_text("Out of 2 answers72", exact=True)).to_be_visible()
+        await expect(answer.get_by_text("Cost of 2 answers$72.00", exact=True)).to_be_visible()
+        await answer.get_by_role("button", name="Next branch").click()
+        await expect(answer.get_by_text("2 / 2", exact=True)).to_be_visible()
+        await expect(answer.locator(".figures")).to_have_text(re.compile(r"^First token\d[^$]*s$"))
 
 
 @pytest.mark.slow
-async def test_image_is_pasted_into_a_message(browser: Browser) -> None:
+async def test_images_are_pasted_dropped_and_chosen(browser: Browser) -> None:
     async with (
         server(FakeEngine("A picture."), model=vision_model()) as http,
         open_page(browser, address(http)) as (page, _),
     ):
-        await expect(page.get_by_role("button", name="Attach images")).to_be_visible()
+        attach = page.get_by_role("button", name="Attach images")
+        await expect(attach).to_be_visible()
         await page.get_by_label("Message", exact=True).evaluate(PASTE, PIXEL)
-        await expect(page.get_by_role("button", name="Remove image 1")).to_be_visible()
+        await expect(page.locator(".thumbnail")).to_have_count(1)
+        messages = page.get_by_role("log", name="Messages")
+        await messages.evaluate(DRAG, ["dragover", PIXEL, "image/png"])
+        await expect(page.get_by_text("Drop images to attach them.")).to_be_visible()
+        await messages.evaluate(DRAG, ["drop", PIXEL, "image/png"])
+        await expect(page.get_by_text("Drop images to attach them.")).to_have_count(0)
+        await expect(page.locator(".thumbnail")).to_have_count(2)
+        await messages.evaluate(DRAG, ["drop", PIXEL, "image/tiff"])
+        await expect(page.get_by_role("status").filter(has_text="not file.image")).to_be_visible()
+        async with page.expect_file_chooser() as chooser:
+            await attach.click()
+        picture = {"name": "pixel.png", "mimeType": "image/png", "buffer": base64.b64decode(PIXEL)}
+        await (await chooser.value).set_files([picture] * 7)
+        await expect(page.get_by_role("status").filter(has_text="at most 8 images")).to_be_visible()
+        await expect(page.locator(".thumbnail")).to_have_count(8)
+        for number in range(8, 3, -1):
+            await page.get_by_role("button", name=f"Remove image {number}").click()
         await ask(page, "What is it?")
-        await expect(
-            page.get_by_role("article", name="You", exact=True).get_by_role("img", name="Image 1")
-        ).to_be_visible()
+        question = page.get_by_role("article", name="You", exact=True)
+        await expect(question.get_by_role("img", name="Image 3")).to_be_visible()
         await expect(page.get_by_role("article").get_by_text("A picture.", exact=True)).to_be_visible()
+        await expect(page.locator(".thumbnail")).to_have_count(0)
+
+
+@pytest.mark.slow
+async def test_dropped_image_is_refused_for_a_model_that_reads_none(browser: Browser) -> None:
+    async with server(FakeEngine("x"), model=plain_model()) as http, open_page(browser, address(http)) as (page, _):
+        await expect(page.locator(".chat-model").get_by_text("loaded", exact=True)).to_be_visible()
+        await page.get_by_role("log", name="Messages").evaluate(DRAG, ["drop", PIXEL, "image/png"])
+        await expect(page.get_by_role("status").filter(has_text="fake does not read images.")).to_be_visible()
+        await expect(page.locator(".thumbnail")).to_have_count(0)

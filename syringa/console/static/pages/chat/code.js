@@ -2,9 +2,13 @@
 
 import { serverAddress } from "../../api.js";
 import { html, useState } from "../../lib.js";
-import { me } from "../../state.js";
+import { hasKey } from "../../state.js";
 import { CodeBlock, Dialog, ErrorNotice, Notice, Tabs } from "../../ui/index.js";
+import { createMessage } from "./conversation.js";
+import { canSend } from "./draft.js";
 import { PATH, buildBody } from "./request.js";
+
+/** @typedef {import("./draft.js").Draft} Draft */
 
 const TABS = [
   { id: "curl", label: "curl" },
@@ -113,25 +117,32 @@ function pythonValue(value, depth) {
 }
 
 /**
- * @param {{thread: import("./conversation.js").Thread, defaultModel: string, draft: string, onClose: () => void}} props
- *   `draft`: what is in the composer
+ * The messages of the request that Send makes; without anything to send, those of the request for the last answer.
+ * @param {import("./conversation.js").Thread} thread @param {Draft} draft
+ */
+function nextPath(thread, draft) {
+  const path = thread.path();
+  if (canSend(draft)) return { path: [...path, createMessage(null, "user", draft)], what: "What Send requests now." };
+  while (path[path.length - 1]?.role === "assistant") path.pop();
+  if (path.length > 0) return { path, what: "There is no new message, so this requests the last answer again." };
+  return { path: [createMessage(null, "user", { text: "Hello!" })], what: "There is no message yet, so this has an example." };
+}
+
+/**
+ * @param {{thread: import("./conversation.js").Thread, defaultModel: string, draft: Draft, onClose: () => void}} props
  */
 export function CodeDialog({ thread, defaultModel, draft, onClose }) {
   const [tab, setTab] = useState("curl");
   /** @type {Record<string, any>} */
   let body = {};
   let failure = null;
+  const { path, what } = nextPath(thread, draft);
   try {
-    body = buildBody(thread.settings.value, thread.path(), { model: defaultModel });
-    // The request that was sent last, or the next one.
-    while (body.messages.length > 0 && body.messages[body.messages.length - 1].role === "assistant") body.messages.pop();
-    if (draft.trim() || body.messages.every((/** @type {any} */ each) => each.role === "system")) {
-      body.messages.push({ role: "user", content: draft.trim() || "Hello!" });
-    }
+    body = buildBody(thread.settings.value, path, { model: defaultModel });
   } catch (error) {
     failure = error;
   }
-  const keyed = me.value?.details.keys_required === true;
+  const keyed = hasKey.value;
   const write = { curl: toCurl, python: toPython, javascript: toJavaScript }[tab] ?? toCurl;
   return html`<${Dialog} open wide title="Show code" onClose=${onClose}>
     ${failure
@@ -139,6 +150,7 @@ export function CodeDialog({ thread, defaultModel, draft, onClose }) {
       : html`<div>
           <${Tabs} label="Language" tabs=${TABS} value=${tab} onChange=${setTab}>
             ${() => html`<div class="stack">
+              <p class="small muted">${what}</p>
               ${keyed && html`<${Notice}>The key is read from the variable <code>SYRINGA_API_KEY</code>.<//>`}
               <${CodeBlock} code=${write(body, serverAddress(), keyed)} label=${TABS.find((each) => each.id === tab)?.label ?? ""} />
             </div>`}

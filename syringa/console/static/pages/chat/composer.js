@@ -1,79 +1,40 @@
-/** Where the next message is written: text, images by drop, paste or choice, send and stop. */
+/** Where the next message is written: text, images by paste or choice, send and stop. */
 
-import { html, useRef, useState } from "../../lib.js";
-import { Button, GrowingTextArea, IconButton, toast, toastError } from "../../ui/index.js";
-
-const IMAGE_TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
-const MAX_IMAGES = 8;
-
-/** @param {Iterable<File>} files @returns {Promise<string[]>} data: addresses of the images among them */
-async function readImages(files) {
-  const images = [...files].filter((each) => IMAGE_TYPES.includes(each.type));
-  return Promise.all(
-    images.map(
-      (file) =>
-        new Promise((/** @type {(value: string) => void} */ resolve, reject) => {
-          const reader = new FileReader();
-          reader.onload = () => resolve(String(reader.result));
-          reader.onerror = () => reject(reader.error);
-          reader.readAsDataURL(file);
-        }),
-    ),
-  );
-}
+import { html, useRef } from "../../lib.js";
+import { Button, GrowingTextArea, IconButton } from "../../ui/index.js";
+import { IMAGE_TYPES, NO_DRAFT, canSend, isImage } from "./draft.js";
 
 /**
- * @param {{text: string, onText: (text: string) => void, onSend: (text: string, images: string[]) => void, onStop: () => void,
- *   busy: boolean, vision: boolean, modelName: string, inputRef: any}} props
+ * @param {{draft: import("./draft.js").DraftSignal, onFiles: (files: Iterable<File>) => void, onSend: (text: string, images: string[]) => void,
+ *   onStop: () => void, busy: boolean, vision: boolean, inputRef: any}} props
  */
-export function Composer({ text, onText, onSend, onStop, busy, vision, modelName, inputRef }) {
-  const [images, setImages] = useState(/** @type {string[]} */ ([]));
-  const [dropping, setDropping] = useState(false);
+export function Composer({ draft, onFiles, onSend, onStop, busy, vision, inputRef }) {
   const picker = useRef(/** @type {HTMLInputElement | null} */ (null));
-  const ready = !busy && (text.trim() !== "" || images.length > 0);
+  const { text, images } = draft.value;
+  const ready = !busy && canSend(draft.value);
   const send = () => {
     if (!ready) return;
     onSend(text, images);
-    onText("");
-    setImages([]);
+    draft.value = NO_DRAFT;
   };
-  /** @param {Iterable<File>} files */
-  const attach = async (files) => {
-    try {
-      const read = await readImages(files);
-      if (read.length === 0) return;
-      if (!vision) toast(`${modelName} does not read images.`, "bad");
-      else setImages((previous) => [...previous, ...read].slice(0, MAX_IMAGES));
-    } catch (error) {
-      toastError(error);
-    }
-  };
-  return html`<form class=${`composer ${dropping ? "dropping" : ""}`}
+  return html`<form class="composer"
     onSubmit=${(event) => {
       event.preventDefault();
       send();
-    }}
-    onDragOver=${(event) => {
-      event.preventDefault();
-      setDropping(true);
-    }}
-    onDragLeave=${() => setDropping(false)}
-    onDrop=${(event) => {
-      event.preventDefault();
-      setDropping(false);
-      void attach(event.dataTransfer?.files ?? []);
     }}>
     ${images.length > 0 &&
     html`<div class="thumbnails">${images.map(
-      (url, index) => html`<span key=${index} class="thumbnail"><img src=${url} alt=${`Image ${index + 1}`} /><${IconButton} icon="close" size=${12} label=${`Remove image ${index + 1}`} onClick=${() => setImages(images.filter((_, at) => at !== index))} /></span>`,
+      (url, index) => html`<span key=${index} class="thumbnail"><img src=${url} alt=${`Image ${index + 1}`} /><${IconButton} icon="close" size=${12} label=${`Remove image ${index + 1}`}
+        onClick=${() => (draft.value = { text, images: images.filter((_, at) => at !== index) })} /></span>`,
     )}</div>`}
     <${GrowingTextArea} inputRef=${inputRef} class="composer-input" name="message" aria-label="Message" placeholder="Write a message" value=${text}
-      onInput=${(event) => onText(event.target.value)}
+      onInput=${(event) => (draft.value = { ...draft.value, text: event.target.value })}
       onPaste=${(event) => {
         const files = [...(event.clipboardData?.files ?? [])];
-        if (files.some((each) => IMAGE_TYPES.includes(each.type))) {
+        // Copied text may come with files of other types, which are another form of it.
+        if (files.some(isImage) || (files.length > 0 && !event.clipboardData.types.includes("text/plain"))) {
           event.preventDefault();
-          void attach(files);
+          onFiles(files);
         }
       }}
       onKeyDown=${(event) => {
@@ -85,7 +46,7 @@ export function Composer({ text, onText, onSend, onStop, busy, vision, modelName
       }} />
     <div class="composer-actions">
       ${vision && html`<input ref=${picker} class="visually-hidden" type="file" accept=${IMAGE_TYPES.join(",")} multiple tabindex="-1" aria-hidden="true" onChange=${(event) => {
-        void attach(event.target.files);
+        onFiles([...event.target.files]);
         event.target.value = "";
       }} />
       <${IconButton} icon="image" label="Attach images" onClick=${() => picker.current?.click()} />`}

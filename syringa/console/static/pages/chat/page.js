@@ -2,11 +2,12 @@
 
 import { get } from "../../api.js";
 import { useMedia, useResource, useStored } from "../../hooks.js";
-import { html, useEffect, useRef, useState } from "../../lib.js";
+import { html, signal, useEffect, useRef, useState } from "../../lib.js";
 import { me } from "../../state.js";
 import { Dialog, EmptyState, IconButton, Tabs } from "../../ui/index.js";
 import { CodeDialog } from "./code.js";
 import { Composer } from "./composer.js";
+import { NO_DRAFT, attach, useFileDrop } from "./draft.js";
 import { ConversationList } from "./list.js";
 import { changed, current, defaultModel, models, newConversation, send, startChat, stop } from "./session.js";
 import { ModelPicker, ModelStatus, SettingsPanel } from "./settings.js";
@@ -35,7 +36,7 @@ export default function ChatPage() {
   const settingsOpen = wide.settings && settingsWanted;
   const [dialog, setDialog] = useState(/** @type {"" | "list" | "settings" | "code"} */ (""));
   const [settingsOf, setSettingsOf] = useState(0);
-  const [draft, setDraft] = useState("");
+  const [draft] = useState(() => signal(NO_DRAFT));
   const input = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
   const organization = me.value?.organization;
   useEffect(() => void startChat(), [organization]);
@@ -50,13 +51,16 @@ export default function ChatPage() {
   const chosen = (comparing && threads[settingsOf]) || first;
   const settings = chosen.settings.value;
   const firstSettings = first.settings.value;
-  const model = models.value.find((each) => each.id === (firstSettings.model || defaultModel()));
+  const modelOf = (/** @type {import("./conversation.js").Thread} */ thread) => models.value.find((each) => each.id === (thread.settings.value.model || defaultModel()));
+  const model = modelOf(first);
   /** @param {any} next @param {import("./conversation.js").Thread} [thread] */
   const setSettings = (next, thread = chosen) => {
     thread.settings.value = next;
     changed();
   };
-  const vision = threads.every((thread) => models.value.find((each) => each.id === (thread.settings.value.model || defaultModel()))?.capabilities.includes("vision"));
+  const blind = threads.map((thread) => modelOf(thread) ?? { id: "The model", capabilities: [] }).find((each) => !each.capabilities.includes("vision"));
+  const onFiles = (/** @type {Iterable<File>} */ files) => void attach(draft, files, blind?.id ?? "");
+  const { dropping, target } = useFileDrop(onFiles);
   const panel = html`${comparing && html`<${Tabs} label="Settings of" tabs=${[{ id: "0", label: "Thread A" }, { id: "1", label: "Thread B" }]} value=${String(settingsOf)} onChange=${(id) => setSettingsOf(Number(id))} />`}
     <${SettingsPanel} key=${`${conversation.id}-${settingsOf}`} settings=${settings} onChange=${setSettings} models=${resource} defaultModel=${defaultModel()} />`;
   const toggle = (/** @type {"list" | "settings"} */ which) => {
@@ -64,7 +68,7 @@ export default function ChatPage() {
     else if (which === "list") setListWanted(!listOpen);
     else setSettingsWanted(!settingsOpen);
   };
-  return html`<div class=${`chat ${listOpen ? "with-list" : ""} ${settingsOpen ? "with-settings" : ""}`}>
+  return html`<div class=${`chat ${listOpen ? "with-list" : ""} ${settingsOpen ? "with-settings" : ""}`} ...${target}>
     <h1 class="visually-hidden">Chat</h1>
     ${listOpen && html`<aside class="chat-list" aria-label="Conversations"><${ConversationList} /></aside>`}
     <div class="chat-main">
@@ -89,16 +93,17 @@ export default function ChatPage() {
       </div>
       <div class=${`threads ${comparing ? "two" : ""}`}>
         ${threads.map((thread, index) => html`<${ThreadView} key=${`${conversation.id}-${index}`} thread=${thread} name=${comparing ? "AB"[index] : undefined} empty=${html`<${Welcome} comparing=${comparing} onChoose=${(text) => {
-          setDraft(text);
+          draft.value = { ...draft.value, text };
           input.current?.focus();
         }} />`} />`)}
       </div>
-      <div class="composer-box"><${Composer} inputRef=${input} text=${draft} onText=${setDraft} onSend=${send} onStop=${stop} busy=${busy} vision=${vision} modelName=${model?.id ?? "The model"} /></div>
+      <div class="composer-box"><${Composer} inputRef=${input} draft=${draft} onFiles=${onFiles} onSend=${send} onStop=${stop} busy=${busy} vision=${!blind} /></div>
+      ${dropping && html`<div class="drop-hint">${blind ? `${blind.id} does not read images.` : "Drop images to attach them."}</div>`}
     </div>
     ${settingsOpen && html`<aside class="chat-settings" aria-label="Settings">${panel}</aside>`}
     <${Dialog} open=${dialog === "list"} title="Conversations" onClose=${() => setDialog("")}><${ConversationList} onChosen=${() => setDialog("")} /><//>
     <${Dialog} open=${dialog === "settings"} title="Settings" onClose=${() => setDialog("")}>${panel}<//>
-    ${dialog === "code" && html`<${CodeDialog} thread=${chosen} defaultModel=${defaultModel()} draft=${draft} onClose=${() => setDialog("")} />`}
+    ${dialog === "code" && html`<${CodeDialog} thread=${chosen} defaultModel=${defaultModel()} draft=${draft.value} onClose=${() => setDialog("")} />`}
   </div>`;
 }
 
