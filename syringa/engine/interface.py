@@ -106,6 +106,10 @@ class EngineProvider(Protocol):
         """Return the load status of a model, without waiting."""
         ...
 
+    def reason(self, model: str) -> str:
+        """Return why a model waits, hangs or failed, without waiting. It may name files of the server."""
+        ...
+
     def worker_counts(self, model: str) -> WorkerCounts:
         """Return what was counted of a model's workers, without waiting."""
         ...
@@ -150,6 +154,9 @@ class SingleEngineProvider:
 
     def status(self, model: str) -> LoadStatus:
         return "loaded" if self._engine.ready else "loading"
+
+    def reason(self, model: str) -> str:
+        return ""
 
     def worker_counts(self, model: str) -> WorkerCounts:
         return WorkerCounts()

@@ -87,6 +87,9 @@ def test_cold_model_is_loaded_used_unloaded_and_loaded_again(tmp_path: Path) -> 
         assert refused.json()["error"]["code"] == "model_unavailable"
         assert "/" not in refused.json()["error"]["message"]  # paths of the server are for its log
         wait_for(lambda: "no such file" in server.log.read_text())
+        assert "/no/such/model" in server.get("/admin/models/broken").json()["error"]
+        assert server.get("/admin/models/second").json()["error"] is None
+        assert not [each for each in entries(server).values() if "/no/such" in str(each)]
         assert complete(server, "unknown").status_code == 404
 
 

@@ -125,6 +125,11 @@ class ModelRegistry:
         if entry := self._entries.get(model):
             entry.set_max_model_len(max_model_len)
 
+    def failure(self, model: str) -> str:
+        """Return why a model could not be read; "" if it could. For the operator: it may name files of the server."""
+        entry = self._entries.get(model)
+        return entry.failure if entry else ""
+
     def prices(self, model: str) -> Prices:
         """Return the prices of a model; zero if none are set."""
         entry = self._entries.get(model)
@@ -202,6 +207,7 @@ class _Entry:
 
     def __init__(self, spec: ModelSpec, config: Config) -> None:
         self.spec, self._config = spec, config
+        self._read_error = self._describe_error = ""  # of the last try
         self._created = int(time.time())
         self._model: ServedModel | None = None
         self._card: ModelCard | None = None
@@ -214,6 +220,10 @@ class _Entry:
     def failed(self) -> bool:
         return time.monotonic() < self._failed_until
 
+    @property
+    def failure(self) -> str:
+        return self._read_error or self._describe_error
+
     async def get(self) -> ServedModel:
         """Return the model, and read it first if necessary. Raises `EngineUnavailable` if it cannot be read."""
         if self._model is not None:
@@ -224,8 +234,10 @@ class _Entry:
             return await self.read()
         except Exception as error:
             if isinstance(error, SyringaError):
+                self._read_error = error.message
                 logger.error("model cannot be read: model=%s error=%r", self.spec.id, error.message)
             else:
+                self._read_error = f"{type(error).__name__}: the log of the server has more."
                 logger.exception("model cannot be read: model=%s", self.spec.id)
             self._failed_until = time.monotonic() + FAILURE_TTL
             raise self._unavailable() from None
@@ -245,6 +257,7 @@ class _Entry:
         if reading.cancelled() or reading.exception() is not None:
             return
         self._model, self._failed_until = reading.result(), 0.0
+        self._read_error = self._describe_error = ""
         self._file_limit = self._model.max_model_len
         if self._worker_limit is not None:
             self.set_max_model_len(self._worker_limit)
@@ -255,11 +268,12 @@ class _Entry:
         if self._card is None:
             try:
                 self._card = await asyncio.to_thread(describe_model, self.spec, self._created)
-            except StartupError:
-                spec = self.spec
+            except StartupError as error:
+                spec, self._describe_error = self.spec, error.message
                 return ModelCard(
                     id=spec.id, aliases=spec.aliases, created=self._created, prices=spec.prices, status="failed"
                 )
+            self._describe_error = ""
         return msgspec.structs.replace(self._card, status=status)
 
     def set_max_model_len(self, max_model_len: int) -> None:

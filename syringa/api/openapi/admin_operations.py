@@ -34,11 +34,15 @@ _MODEL = {
     "type": "object",
     "description": "The configuration, with `status`: `loaded`, `hanging`, `loading`, `cold` or `failed`.",
     "required": [
-        *("object", "id", "path", "status", "removable", "files", "loaded", "engine_stats", "memory_bytes"),
+        *("object", "id", "path", "status", "error", "removable", "files", "loaded", "engine_stats", "memory_bytes"),
         "idle_timeout",
     ],
     "properties": {
         "object": {"const": "model_configuration"},
+        "error": {
+            "type": ["string", "null"],
+            "description": "Why it could not be loaded the last time, or does not respond; null: nothing is wrong.",
+        },
         "removable": {"type": "boolean", "description": "False: it is defined in the settings."},
         "files": {
             "type": ["object", "null"],

@@ -145,6 +145,11 @@ class ModelEngines:
         state = self._states.get(key)
         return state.status if state else "cold"
 
+    def reason(self, model: str) -> str:
+        key, _ = self._models.get(model, ("", None))
+        state = self._states.get(key)
+        return state.reason if state else ""
+
     def worker_counts(self, model: str) -> WorkerCounts:
         key, _ = self._models.get(model, ("", None))
         state = self._states.get(key)

@@ -127,6 +127,7 @@ class ModelAdminRoutes:
         return configuration | {
             "object": "model_configuration",
             "status": model.status,
+            "error": self._error(spec.id),
             "removable": not self._registry.is_configured(spec.id),
             "files": files_entry(files),
             "loaded": None if info is None else {name: getattr(info, name) for name in _SHOWN_INFO},
@@ -143,6 +144,12 @@ class ModelAdminRoutes:
             "memory_bytes": None if stats is None or files is None else files.bytes + tokens * files.cache_bytes,
             "idle_timeout": self._engines.idle_timeout(spec.id),
         }
+
+    def _error(self, id: str) -> str | None:
+        """Return why a model could not be loaded or does not respond. It may name files: it is for operators only."""
+        if self._engines.status(id) in ("hanging", "failed"):
+            return self._engines.reason(id) or None
+        return self._registry.failure(id) or None
 
     async def _info(self, id: str) -> ModelInfo | None:
         """Return the description of a model that is loaded."""

@@ -76,6 +76,8 @@ async def test_registry_reports_broken_model_to_its_requests_only(
         # Paths of the server are for its operator, not for clients.
         assert caught.value.message == "The model 'broken' cannot be loaded: the log of the server has the reason"
     assert "no such file" in caplog.text
+    assert "no such file" in registry.failure("broken")
+    assert registry.failure("a") == ""
     assert reads == ["broken"]  # the failure is cached
     assert (await registry.find("a")).id == "a"
     monkeypatch.setattr(module.time, "monotonic", lambda: 1e12)

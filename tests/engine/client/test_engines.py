@@ -139,6 +139,8 @@ async def test_load_failure_is_raised_to_waiting_requests_and_its_reason_is_logg
         assert f"model cannot be loaded: model={name} reason={reason!r}"[:-1] in caplog.text
         assert (caught.value.status, caught.value.code) == (503, "model_unavailable")
         assert server.engines.status(name) == "failed"
+        assert server.engines.reason(name).startswith(reason)
+        assert server.engines.reason("fine") == ""
         with pytest.raises(EngineUnavailable):
             await server.engines.engine(name).wait_ready()
         if name != "huge":  # that one evicts the others first

@@ -5,7 +5,7 @@ import * as format from "../../format.js";
 import { useResource } from "../../hooks.js";
 import { html, useRef, useState } from "../../lib.js";
 import { may } from "../../state.js";
-import { Badge, Button, Card, CodeBlock, Dialog, EmptyState, Loaded, Menu, Page, Progress, Stat, Stats, Switch } from "../../ui/index.js";
+import { Badge, Button, Card, CodeBlock, Dialog, EmptyState, Loaded, Menu, Notice, Page, Progress, Stat, Stats, Switch } from "../../ui/index.js";
 import { Chart } from "../../ui/chart.js";
 import { act, list, loadModel, modelPath, tone } from "../shared.js";
 import { PullDialog, Pulls, usePulls } from "./pulls.js";
@@ -80,6 +80,7 @@ function ModelCard({ model, traffic, admin, reload }) {
       ${model.capabilities.map((/** @type {string} */ each) => html`<${Badge} key=${each}>${each}<//>`)}
       ${model.aliases.length > 0 && html`<span class="muted">also ${model.aliases.join(", ")}</span>`}
     </div>
+    ${model.error && status !== "loading" && html`<${Notice} tone="bad" title=${status === "hanging" ? "It does not respond" : "It could not be loaded"}>${model.error}<//>`}
     ${status === "loading" && html`<${Progress} label=${`Loading ${model.id}`} />`}
     <${Stats}>
       ${admin && html`<${Stat} label="Memory" value=${format.bytes(model.memory_bytes)} detail=${model.files && `${format.bytes(model.files.bytes)} on disk`} />`}
