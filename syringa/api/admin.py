@@ -247,7 +247,8 @@ class UsageEntry(msgspec.Struct, kw_only=True):
 
     day: Annotated[str | None, doc("Day in UTC.")]
     organization: str | None
-    key: str | None
+    key: Annotated[str | None, doc("Id of the key.")]
+    key_name: Annotated[str | None, doc("Its name, or how it begins if it has none.")]
     model: str | None
     endpoint: str | None
     user: str | None

@@ -134,10 +134,15 @@ class AdminRoutes:
             key=query.get("key") or None,
             model=query.get("model") or None,
         )
-        found = await self._store.read(lambda session: session.usage.sums(by, usage_filter))
+        with_keys = "key" in by
+        sums, found = await self._store.read(
+            lambda session: (session.usage.sums(by, usage_filter), session.keys.all(organization) if with_keys else [])
+        )
+        names: dict[str | None, str] = {each.id: each.name or each.hint for each in found}
+        rows = [to_wire(each, UsageEntry, key_name=names.get(each.key)) for each in sums]
         if kind == "csv":
-            return Response(_to_csv(found, by), media_type="text/csv")
-        return dependencies.json(UsageList(data=[to_wire(each, UsageEntry) for each in found]))
+            return Response(_to_csv(rows, by), media_type="text/csv")
+        return dependencies.json(UsageList(data=rows))
 
 
 def _parse_time(query: QueryParams, name: str) -> float | None:
@@ -159,13 +164,14 @@ def _parse_time(query: QueryParams, name: str) -> float | None:
         ) from None
 
 
-def _to_csv(rows: list[Any], by: list[str]) -> str:
-    figures = [name for name in UsageEntry.__struct_fields__ if name not in get_args(Grouping)]
+def _to_csv(rows: list[UsageEntry], by: list[str]) -> str:
+    groups = [name for each in by for name in (("key", "key_name") if each == "key" else (each,))]
+    figures = [name for name in UsageEntry.__struct_fields__ if name not in (*get_args(Grouping), "key_name")]
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
-    table.writerow([*by, *figures])
+    table.writerow([*groups, *figures])
     for row in rows:
-        table.writerow([_csv_cell(getattr(row, name)) for name in (*by, *figures)])
+        table.writerow([_csv_cell(getattr(row, name)) for name in (*groups, *figures)])
     return out.getvalue()
 
 

@@ -156,6 +156,30 @@ async def test_usage_is_reported_by_group_and_organization(database: str) -> Non
         assert later["data"] == []
 
 
+async def test_usage_by_key_names_the_keys_of_the_callers_organization(file: str) -> None:
+    admin, web = await stored_key(file, admin=True, name="root"), await stored_key(file, "acme", name="web")
+    unnamed = await stored_key(file, "acme")
+    async with server(file) as http:
+        for key in (admin, web, unnamed):
+            assert (await http.post("/v1/completions", json=COMPLETION, headers=bearer(key))).status_code == 200
+        await http.app_state.usage_writer.flush()
+
+        async def names(path: str, key: str) -> set[str]:
+            rows = (await http.get(path, headers=bearer(key))).json()["data"]
+            assert all(row["key"] for row in rows)
+            return {row["key_name"] for row in rows}
+
+        (hint,) = {name for name in await names("/v1/usage?by=key", web) if unnamed.startswith(name)}
+        assert await names("/v1/usage?by=key", web) == {"web", hint}
+        assert await names("/admin/usage?by=key", admin) == {"root", "web", hint}
+        assert await names("/admin/usage?by=key&organization=ops", admin) == {"root"}
+        table = (await http.get("/v1/usage?by=day,key,model&format=csv", headers=bearer(unnamed))).text
+        assert table.startswith("day,key,key_name,model,requests,")
+        assert {row["key_name"] for row in csv.DictReader(io.StringIO(table))} == {"web", hint}
+        (row,) = (await http.get("/admin/usage?by=model", headers=bearer(admin))).json()["data"]
+        assert (row["key"], row["key_name"]) == (None, None)
+
+
 async def test_usage_is_written_at_shutdown(database: str) -> None:
     async with server(database) as http:
         await http.post("/v1/completions", json=COMPLETION)
