@@ -112,8 +112,14 @@ def pull(model: str, *, offline: bool) -> None:
     """Download a model, and print a warning if it cannot run here: it may be for another machine."""
     note = ""
     if not offline and modelfiles.can_pull(model) and not _is_here(model):
-        config = load_config({"model": model}, None)
-        if (obstacle := _find_obstacle(top_level_spec(config), config)) is not None:
+        try:
+            config = load_config({"model": model}, None)
+            obstacle = _find_obstacle(top_level_spec(config), config)
+        except ModelError:
+            raise
+        except StartupError as error:  # settings that only a server needs, such as a file that is not here yet
+            obstacle = error
+        if obstacle is not None:
             print(f"syringa: warning: {obstacle.message}", file=sys.stderr)
             note = " (see the warning above)"
     download(model, offline=offline, note=note)

@@ -120,6 +120,17 @@ def test_pull_of_an_unsupported_architecture_downloads_and_fails(hub: FakeHub, s
     assert len(lines) == 3
 
 
+def test_pull_with_settings_that_cannot_be_read_warns_and_downloads(
+    hub: FakeHub, syringa: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYRINGA_CONFIG", "/nowhere/syringa.toml")
+    result = syringa("pull", "org/llama-GGUF:Q4_K_M")
+    assert result.status == 0, result.err
+    assert "syringa: warning: " in result.err
+    assert "/nowhere/syringa.toml" in result.err
+    assert locate("org/llama-GGUF:Q4_K_M").kind == "gguf"
+
+
 def test_gguf_that_does_not_fit_in_memory_is_refused(hub: FakeHub) -> None:
     hub.repositories["org/llama-GGUF"] = {
         f"llama-Q4_K_M-0000{part}-of-00002.gguf": gguf(llama(), TENSORS) + bytes(part) for part in (1, 2)
