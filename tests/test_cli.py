@@ -278,6 +278,16 @@ def test_ctrl_c_ends_complete(engine: FakeEngine, capsys: pytest.CaptureFixture[
     assert not engine.running
 
 
+@pytest.mark.usefixtures("interrupt")
+def test_ctrl_c_ends_run(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.script, engine.delay = b"0123456789" * 100, 0.02
+    assert run("run", "default", "x") == 130
+    output = capsys.readouterr()
+    assert output.out.startswith("0123")
+    assert "Traceback" not in output.err
+    assert not engine.running
+
+
 def test_models_lists_known_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("models") == 0
     assert "SmolLM2" in capsys.readouterr().out

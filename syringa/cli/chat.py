@@ -15,6 +15,7 @@ from syringa.cli.models import ensure_model
 from syringa.cli.source import TextSource, open_source
 from syringa.cli.startup import terminal_plan
 from syringa.errors import EngineError, RequestError, SyringaError
+from syringa.modelfiles.locate import models_dir
 
 HELP = """\
   /system TEXT   set the system message; without TEXT, remove it
@@ -25,7 +26,7 @@ HELP = """\
   Ctrl-C stops an answer. A line that ends in \\ continues on the next line; \"\"\" begins and ends
   a message of several lines, or one that begins with /."""
 _QUOTES = '"' * 3
-_HISTORY = Path.home() / ".cache" / "syringa" / "chat_history"
+_HISTORY_LINES = 1000
 
 # The API samples from the full distribution by default; these values suit a chat better.
 CHAT_SAMPLING = {"temperature": 0.6, "top_p": 0.9}
@@ -169,12 +170,13 @@ def _history() -> Any:
     except ImportError:  # Windows
         yield
         return
+    file = models_dir().parent / "chat_history"
     with contextlib.suppress(OSError):
-        readline.read_history_file(_HISTORY)
+        readline.read_history_file(file)
     try:
         yield
     finally:
-        readline.set_history_length(1000)
+        readline.set_history_length(_HISTORY_LINES)
         with contextlib.suppress(OSError):
-            _HISTORY.parent.mkdir(parents=True, exist_ok=True)
-            readline.write_history_file(_HISTORY)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(file)

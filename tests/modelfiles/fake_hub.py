@@ -24,7 +24,8 @@ class FakeHub(ThreadingHTTPServer):
         self.cut_after: dict[str, list[int]] = {}  # file → bytes after which each connection is cut
         self.statuses: list[int] = []  # of the next responses, instead of content
         self.ignores_ranges = False
-        self.token: str | None = None
+        self.token: str | None = None  # that every request needs
+        self.gated: str | None = None  # token of an account that has accepted the terms of all models
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, range
 
     @property
@@ -79,6 +80,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith("/api/models/"):
             repository = path.removeprefix("/api/models/")
             return self._send_listing(repository)
+        if server.gated and self.headers.get("Authorization") != f"Bearer {server.gated}":
+            code = {"X-Error-Code": "GatedRepo"}
+            return self._send(403 if self.headers.get("Authorization") else 401, b"{}", code)
         repository, _, file = path[1:].partition(f"/resolve/{COMMIT}/")
         content = server.repositories.get(repository, {}).get(file)
         if content is None:

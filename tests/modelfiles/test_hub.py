@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ import pytest
 
 from scripts import check_catalog
 from syringa.errors import ModelError
-from syringa.modelfiles import catalog, known_models, locate
+from syringa.modelfiles import catalog, count_weights, describe, known_models, locate
 from syringa.modelfiles import hub as hub_module
 from syringa.modelfiles import pull as pull_model
 from syringa.modelfiles.download import RemoteFile
@@ -169,6 +171,92 @@ def test_pull_sends_the_token(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> 
         pull_model("org/model-GGUF")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert pull_model("org/model-GGUF")
+
+
+def test_gated_model_needs_a_token_of_an_account_that_accepted_its_terms(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.gated = "hf_accepted"  # the list of its files is public
+    for token in ("", "hf_other"):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(ModelError, match=r"^org/model-GGUF is gated: accept its terms on its page, and set HF_T"):
+            pull_model("org/model-GGUF")
+    monkeypatch.setenv("HF_TOKEN", "hf_accepted")
+    assert pull_model("org/model-GGUF")
+
+
+def test_refused_repository_is_one_line(hub: FakeHub) -> None:
+    hub.statuses = [403]
+    with pytest.raises(ModelError, match=r"the Hugging Face Hub refuses org/model-GGUF \(403\): it does not exist, or"):
+        pull_model("org/model-GGUF")
+    assert len(hub.requests) == 1
+    hub.statuses = [418]
+    with pytest.raises(ModelError, match="org/model-GGUF could not be fetched: the Hugging Face Hub responded with st"):
+        pull_model("org/model-GGUF")
+
+
+def split_gguf() -> list[bytes]:
+    """Return a model of two parts, with half of the tensors in each."""
+    names = list(TENSORS)
+    parts = []
+    for number, half in enumerate((names[: len(names) // 2], names[len(names) // 2 :])):
+        metadata = (llama() if number == 0 else {}) | {"split.no": number, "split.count": 2}
+        metadata["split.tensors.count"] = len(names)
+        parts.append(gguf(metadata, {name: TENSORS[name] for name in half}))
+    return parts
+
+
+def test_pull_fetches_all_parts_of_a_split_model(hub: FakeHub) -> None:
+    parts = [f"Q8_0/model-Q8_0-{number:05}-of-00002.gguf" for number in (1, 2)]
+    other = "Q4_0/model-Q4_0-00001-of-00002.gguf"
+    hub.repositories["org/split"] = dict(zip(parts, split_gguf(), strict=True)) | {other: bytes(2000)}
+    seen: list[tuple[int, int]] = []
+    files = pull_model("org/split:Q8_0", lambda done, total: seen.append((done, total)))
+    assert hub.fetched() == set(parts)
+    assert files.path.endswith(parts[0])
+    total = sum(len(hub.repositories["org/split"][part]) for part in parts)
+    assert (seen[0], seen[-1]) == ((0, total), (total, total))
+    description = describe(files)
+    assert description.architecture == "LlamaForCausalLM"
+    assert count_weights(files) == sum(math.prod(shape) for shape in TENSORS.values())
+    assert [known.name for known in known_models() if known.present] == ["org/split:Q8_0"]
+
+
+def test_split_model_whose_download_was_interrupted_is_not_found(hub: FakeHub) -> None:
+    parts = [f"model-Q8_0-{number:05}-of-00002.gguf" for number in (1, 2)]
+    hub.repositories["org/split"] = dict(zip(parts, split_gguf(), strict=True))
+    hub.cut_after[parts[1]] = [10] + [0] * 20
+    with pytest.raises(ModelError, match="pull it again to continue"):
+        pull_model("org/split")
+    with pytest.raises(ModelError):
+        locate("org/split")
+    hub.cut_after.clear()
+    hub.requests.clear()
+    assert pull_model("org/split").path.endswith(parts[0])
+    assert hub.fetched() == {parts[1]}
+
+
+def test_pull_fetches_all_shards_of_a_folder(hub: FakeHub) -> None:
+    shards = {f"model-0000{number}-of-00003.safetensors": bytes([number]) * 3000 for number in (1, 2, 3)}
+    index = {"weight_map": {f"layer.{number}": shard for number, shard in enumerate(shards)}}
+    hub.repositories["org/sharded"] = {
+        "config.json": b"{}",
+        "tokenizer.json": b"{ }",
+        "model.safetensors.index.json": json.dumps(index).encode(),
+        "consolidated-00001-of-00001.safetensors": bytes(9000),  # the same weights in another layout
+        **shards,
+    }
+    wanted = {*shards, "config.json", "tokenizer.json", "model.safetensors.index.json"}
+    folder = Path(pull_model("org/sharded").path)
+    assert hub.fetched() == {file.name for file in folder.iterdir()} == wanted
+    for name, content in shards.items():
+        assert (folder / name).read_bytes() == content
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"lacks 1 of its weight files, model-00002-of-00003\.safetensors first"):
+        locate("org/sharded")
+    hub.requests.clear()
+    assert pull_model("org/sharded").path == str(folder)
+    assert hub.fetched() == set()  # its content is still in the cache
 
 
 def test_pull_offline_asks_nothing(hub: FakeHub) -> None:
