@@ -23,6 +23,7 @@ from syringa.http.context import RequestContext, set_request_context
 from syringa.http.routing import Endpoint, Handler
 from syringa.service.batches.run import LineRequest, LineResponse
 from syringa.service.usage.accounting import RequestAccounting
+from syringa.store import FinishedResponse
 
 logger = logging.getLogger("syringa.http")
 
@@ -46,6 +47,8 @@ class BatchLineExecutor:
         exchange = _Exchange(line.body)
         context = RequestContext(line.request_id, dict(exchange.headers), endpoint, None)
         context.caller, context.accounting = line.caller, accounting
+        finished: list[FinishedResponse] = []
+        context.finished_responses = finished
         scope: Scope = {
             "type": "http",
             "method": endpoint.method,
@@ -67,7 +70,8 @@ class BatchLineExecutor:
                 retry_after = error.retry_after or 1.0
         finally:
             accounting.close()
-        return LineResponse(exchange.status, exchange.body, accounting, retry_after, exchange.ignored)
+        stored = finished[-1] if finished else None
+        return LineResponse(exchange.status, exchange.body, accounting, retry_after, exchange.ignored, stored)
 
 
 class _Exchange:

@@ -10,6 +10,7 @@ from starlette.types import Scope
 from syringa.api.error_formats import ErrorFormat
 from syringa.service.auth.keys import Caller
 from syringa.service.usage.accounting import RequestAccounting
+from syringa.store import FinishedResponse
 
 if TYPE_CHECKING:
     from syringa.http.routing import Endpoint
@@ -53,6 +54,7 @@ class RequestContext:
     caller: Caller | None = None  # None for public endpoints
     accounting: RequestAccounting | None = None  # None for endpoints that are not metered
     connection: ClaimableConnection | None = None  # None on other ASGI servers
+    finished_responses: list[FinishedResponse] | None = None  # collected here instead of stored, for a line of a batch
 
     @property
     def speaks_anthropic(self) -> bool:

@@ -355,6 +355,25 @@ class ActiveBatch(msgspec.Struct, frozen=True):
     owner: str | None
 
 
+class FinishedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a response of the Responses API adds to the store at its end.
+
+    It is the response with its input `items`, or, of a response that is not stored itself, the `items` that it adds to
+    a conversation.
+    """
+
+    response: StoredResponse | None = None
+    conversation_id: str | None = None
+    items: tuple[StoredItem, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Characters, about."""
+        response = self.response
+        items = self.items if response is None else (*self.items, *response.output)
+        return sum(len(item.json) for item in items) + (0 if response is None else len(response.body))
+
+
 class BatchResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one line of a batch. `body` is its line of the output or error file."""
 
@@ -362,6 +381,12 @@ class BatchResult(msgspec.Struct, frozen=True, kw_only=True):
     failed: bool
     body: str
     usage: UsageRecord | None = None  # None: nothing was run
+    response: FinishedResponse | None = None  # of a line for the Responses API
+
+    @property
+    def size(self) -> int:
+        """Characters, about."""
+        return len(self.body) + (0 if self.response is None else self.response.size)
 
 
 class BatchCounts(msgspec.Struct, frozen=True, kw_only=True):

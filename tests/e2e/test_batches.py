@@ -95,10 +95,10 @@ def lines(count: int) -> bytes:
     return "\n".join(found).encode()
 
 
-def create(server: Server, content: bytes) -> str:
+def create(server: Server, content: bytes, endpoint: str = "/v1/completions") -> str:
     with httpx.Client(base_url=server.url, timeout=60) as http:
         uploaded = http.post("/v1/files", files={"file": ("a.jsonl", content)}, data={"purpose": "batch"}).json()
-        body = {"input_file_id": uploaded["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        body = {"input_file_id": uploaded["id"], "endpoint": endpoint, "completion_window": "24h"}
         id: str = http.post("/v1/batches", json=body).json()["id"]
         return id
 
@@ -177,6 +177,26 @@ def test_batches_of_a_killed_api_process_go_on_in_another_one(tmp_path: Path) ->
     assert [line["custom_id"] for line in output] == [str(number) for number in range(count)]
     records = asyncio.run(read_usage(database))
     assert sorted(record.id for record in records) == sorted(line["id"] for line in output)
+
+
+def test_killed_processes_store_each_response_once(tmp_path: Path) -> None:
+    count, database = 60, str(tmp_path / "syringa.db")
+    found = []
+    for number in range(count):
+        body = {"input": f"{number} and", "max_output_tokens": 16, "ignore_eos": True}
+        found.append(json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/responses", "body": body}))
+    with serve("--database", database, "--batch-concurrency", "16") as server:
+        id = create(server, "\n".join(found).encode(), "/v1/responses")
+        for done in (5, 25):
+            wait_for(completed(server, id, done), 300)
+            (process,) = server.children(API_SERVER)
+            os.kill(process, signal.SIGKILL)
+            wait_for(lambda process=process: not alive(process))  # type: ignore[misc]
+        batch = finished(server, id)
+        assert batch["request_counts"] == {"total": count, "completed": count, "failed": 0}
+        output = [json.loads(line) for line in server.get(f"/v1/files/{batch['output_file_id']}/content").iter_lines()]
+        stored = server.get("/v1/responses?limit=100").json()["data"]
+    assert sorted(each["id"] for each in stored) == sorted(line["response"]["body"]["id"] for line in output)
 
 
 async def read_owner(database: str) -> int | None:

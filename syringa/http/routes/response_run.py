@@ -35,8 +35,14 @@ from syringa.service.app_state import AppState
 from syringa.service.responses import history
 from syringa.service.responses.encryption import NullCipher
 from syringa.service.responses.history import History
-from syringa.service.responses.recorder import ConversationRecorder, ResponseObject, ResponseRecorder
+from syringa.service.responses.recorder import (
+    ConversationRecorder,
+    DeferredRecorder,
+    ResponseObject,
+    ResponseRecorder,
+)
 from syringa.service.usage.accounting import RequestAccounting
+from syringa.store import FinishedResponse
 
 Body = ResponseRequest | InputTokensRequest | CompactRequest
 Items = list[dict[str, Any]]
@@ -153,13 +159,15 @@ class ResponseRuns:
         *,
         open_mode: bool,
         memory: Mapping[str, History] | None = None,
+        finished: list[FinishedResponse] | None = None,
     ) -> ResponseRun:
         """Prepare a response; `begin` stores it.
 
         `memory`: histories that a connection remembers, by response id. Only then the run keeps its own history.
+        `finished`: a list to which the response is added at its end, to be stored by the caller.
         """
         with self.dispatcher.deadline(accounting):
-            return await self._prepare(body, ignored, accounting, open_mode=open_mode, memory=memory)
+            return await self._prepare(body, ignored, accounting, open_mode=open_mode, memory=memory, finished=finished)
 
     async def _prepare(
         self,
@@ -169,6 +177,7 @@ class ResponseRuns:
         *,
         open_mode: bool,
         memory: Mapping[str, History] | None,
+        finished: list[FinishedResponse] | None,
     ) -> ResponseRun:
         organization = accounting.caller.organization
         async with self._read_history(body, organization, memory or {}) as found:
@@ -180,10 +189,15 @@ class ResponseRuns:
                 self._history.limits.check(found.size + new, "conversation")
             kept = None if memory is None else History(list(found.items), {}, found.size)
         recorder: ResponseRecorder | None = None
-        if body.store is not False:
-            recorder = ResponseRecorder(self._responses, organization, prepared.request.id)
-        elif body.conversation_id is not None:
-            recorder = ConversationRecorder(self._responses, organization, prepared.request.id, body.conversation_id)
+        conversation, is_stored, id = body.conversation_id, body.store is not False, prepared.request.id
+        if finished is not None:
+            recorder = DeferredRecorder(
+                self._responses, organization, id, finished, conversation=conversation, is_stored=is_stored
+            )
+        elif is_stored:
+            recorder = ResponseRecorder(self._responses, organization, id)
+        elif conversation is not None:
+            recorder = ConversationRecorder(self._responses, organization, id, conversation)
         return ResponseRun(prepared, self.dispatcher.generation(prepared, accounting), recorder, kept, accounting)
 
     async def begin(self, run: ResponseRun, response: ResponseObject | None = None) -> None:

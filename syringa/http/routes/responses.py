@@ -21,6 +21,7 @@ from syringa.api.responses import (
 from syringa.api.responses.schemas import EMPTY_INCLUDES, HONORED_INCLUDES
 from syringa.errors import InvalidRequest, NotFound, StoreUnavailable
 from syringa.http import dependencies
+from syringa.http.context import request_context
 from syringa.http.routes import background
 from syringa.http.routes.response_run import ResponseRun, ResponseRuns
 from syringa.http.streaming.sse import (
@@ -44,7 +45,13 @@ class ResponseRoutes:
     async def create(self, request: Request) -> Response:
         body, ignored = await dependencies.read_body(request, ResponseRequest)
         open_mode = dependencies.open_mode(request, self._config)
-        run = await self._runs.prepare(body, ignored, dependencies.accounting(request), open_mode=open_mode)
+        run = await self._runs.prepare(
+            body,
+            ignored,
+            dependencies.accounting(request),
+            open_mode=open_mode,
+            finished=request_context(request.scope).finished_responses,
+        )
         headers = dependencies.ignored_fields_header(self._config, ignored)
         if body.background:
             background_response, response = await background.begin(self._runs, run, self._app_state)

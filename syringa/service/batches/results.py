@@ -41,7 +41,7 @@ class ResultWriter:
     async def add(self, result: BatchResult) -> None:
         """Add a result, and wait while there are too many. It counts as done from now on."""
         self._unwritten.append(result)
-        self._unwritten_bytes += len(result.body)
+        self._unwritten_bytes += result.size
         self._changed.set()
         if 2 * len(self._unwritten) >= MAX_UNWRITTEN or 2 * self._unwritten_bytes >= MAX_UNWRITTEN_BYTES:
             self._many.set()

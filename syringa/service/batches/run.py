@@ -32,7 +32,7 @@ from syringa.service.batches.validation import QUEUE_FULL, CustomIds, encode_pro
 from syringa.service.files.manager import FileManager
 from syringa.service.limits.memory_budget import MemoryBudget
 from syringa.service.usage.accounting import RequestAccounting
-from syringa.store import BatchResult, BatchStatus, Store, StoredBatch, UsageRecord
+from syringa.store import BatchResult, BatchStatus, FinishedResponse, Store, StoredBatch, UsageRecord
 
 if TYPE_CHECKING:
     from syringa.store.session import Session
@@ -79,6 +79,7 @@ class LineResponse(NamedTuple):
     accounting: RequestAccounting
     retry_after: float | None = None  # seconds; None: running it again would not help
     ignored: str = ""  # names of the fields of the body that were not acted on
+    stored: FinishedResponse | None = None  # what is stored together with the result
 
 
 ExecuteLine = Callable[[LineRequest], Awaitable[LineResponse]]
@@ -279,7 +280,8 @@ class BatchRun:
                 return
             body = response_line(id, line.custom_id, response.status, id, response.body, response.ignored)
             usage = self._services.usage_of(response.accounting, id)
-            await writer.add(BatchResult(line=number, failed=response.status >= 400, body=body, usage=usage))
+            failed = response.status >= 400
+            await writer.add(BatchResult(line=number, failed=failed, body=body, usage=usage, response=response.stored))
 
     async def _execute(self, id: str, body: bytes) -> LineResponse | None:
         """Run a line, again if it failed for want of a model. None: the batch may not go on."""

@@ -49,13 +49,17 @@ class ResponseManager:
     @property
     def store(self) -> Store:
         """The store of responses and conversations. The first access starts its maintenance."""
+        self.start()
+        return self._store
+
+    def start(self) -> None:
+        """Start the maintenance of the store, unless it has been started."""
         if not self._maintenance and not self._closed:
             self._maintenance = [
                 asyncio.create_task(self._every(HEARTBEAT_SECONDS, self._heartbeat)),
                 asyncio.create_task(self._every(ORPHAN_SECONDS, self.fail_orphans)),
                 asyncio.create_task(self._every(EXPIRE_SECONDS, self._store.expire)),
             ]
-        return self._store
 
     async def cipher(self, organization: str) -> ContentCipher:
         return await self._ciphers.for_organization(organization, self.store)

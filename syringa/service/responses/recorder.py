@@ -11,9 +11,19 @@ import msgspec
 from syringa.errors import StoreError
 from syringa.service.responses.history import encode_items
 from syringa.service.responses.manager import ResponseManager
-from syringa.store import ResponseKey, ResponseStatus, Store, StoredEvent, StoredItem, StoredResponse
+from syringa.store import (
+    FinishedResponse,
+    ResponseKey,
+    ResponseStatus,
+    Store,
+    StoredEvent,
+    StoredItem,
+    StoredResponse,
+)
 
 logger = logging.getLogger("syringa.service")
+
+_ADDED_TO_CONVERSATION = ("completed", "incomplete")  # statuses
 
 ResponseObject = dict[str, Any]
 """A response object as clients see it."""
@@ -27,21 +37,7 @@ class ResponseRecorder:
 
     async def begin(self, response: ResponseObject, input: Sequence[dict[str, Any]]) -> None:
         """Store the response before anything is generated. Raises `StoreUnavailable`: then it must not run."""
-        body, _ = _split(response)
-        conversation = response.get("conversation")
-        row = StoredResponse(
-            id=self.id,
-            organization=self.organization,
-            created_at=int(response["created_at"]),
-            expires_at=self.manager.expiry(int(response["created_at"])),
-            model=response["model"],
-            status=response["status"],
-            background=bool(response.get("background")),
-            previous_id=response.get("previous_response_id"),
-            conversation_id=conversation["id"] if conversation else None,
-            body=body,
-            process=self.manager.process,
-        )
+        row = msgspec.structs.replace(self._row(response), process=self.manager.process)
         items = encode_items(input)
         if not await self.manager.store.write(lambda session: session.responses.create(row, items)):
             raise StoreError(f"the response id {self.id} exists already")
@@ -83,6 +79,23 @@ class ResponseRecorder:
             )
         )
 
+    def _row(self, response: ResponseObject) -> StoredResponse:
+        """Return the response as it is stored, without an output and a process."""
+        body, _ = _split(response)
+        conversation = response.get("conversation")
+        return StoredResponse(
+            id=self.id,
+            organization=self.organization,
+            created_at=int(response["created_at"]),
+            expires_at=self.manager.expiry(int(response["created_at"])),
+            model=response["model"],
+            status=response["status"],
+            background=bool(response.get("background")),
+            previous_id=response.get("previous_response_id"),
+            conversation_id=conversation["id"] if conversation else None,
+            body=body,
+        )
+
     @property
     def _key(self) -> ResponseKey:
         return ResponseKey(self.organization, self.id)
@@ -100,7 +113,7 @@ class ConversationRecorder(ResponseRecorder):
         self._input = encode_items(input)
 
     async def _write(self, response: ResponseObject, events: Sequence[StoredEvent]) -> None:
-        if response["status"] not in ("completed", "incomplete"):
+        if response["status"] not in _ADDED_TO_CONVERSATION:
             return
         new = [*self._input, *encode_items(response["output"])]
         await self.manager.store.write(
@@ -108,6 +121,45 @@ class ConversationRecorder(ResponseRecorder):
                 self.organization, self._conversation, new, duplicates="skip"
             )
         )
+
+
+class DeferredRecorder(ResponseRecorder):
+    """Stores nothing, but appends the finished response to a list.
+
+    The response to a line of a batch is stored in one transaction with the result of the line: after a crash, either
+    both are there, or the line is run again as if it had never been. What was cancelled is not stored.
+    """
+
+    def __init__(
+        self,
+        manager: ResponseManager,
+        organization: str,
+        id: str,
+        finished: list[FinishedResponse],
+        *,
+        conversation: str | None,
+        is_stored: bool,
+    ) -> None:
+        """`is_stored`: whether the response itself is, beside the items that it adds to `conversation`."""
+        super().__init__(manager, organization, id)
+        self._finished, self._conversation, self._is_stored = finished, conversation, is_stored
+        self._input: list[StoredItem] = []
+
+    async def begin(self, response: ResponseObject, input: Sequence[dict[str, Any]]) -> None:
+        self._input = encode_items(input)
+        self.manager.start()
+
+    async def finish(self, response: ResponseObject, events: Sequence[StoredEvent] = ()) -> None:
+        _, output = _split(response)
+        if self._is_stored:
+            row = msgspec.structs.replace(self._row(response), output=tuple(output))
+            self._finished.append(FinishedResponse(response=row, items=tuple(self._input)))
+        elif self._conversation is not None and response["status"] in _ADDED_TO_CONVERSATION:
+            items = (*self._input, *output)
+            self._finished.append(FinishedResponse(conversation_id=self._conversation, items=items))
+
+    def finish_later(self, response: ResponseObject) -> None:
+        pass
 
 
 async def read_response(store: Store, organization: str, id: str) -> tuple[StoredResponse, ResponseObject] | None:

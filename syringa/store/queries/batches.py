@@ -16,10 +16,21 @@ from sqlalchemy import and_, delete, func, or_, select, tuple_, update
 from syringa.errors import NotFound
 from syringa.store.queries import base
 from syringa.store.queries.base import Queries
+from syringa.store.queries.conversations import ConversationQueries
 from syringa.store.queries.leases import LeaseQueries
+from syringa.store.queries.responses import ResponseQueries
 from syringa.store.queries.server import RevisionQueries
 from syringa.store.queries.usage import UsageQueries
-from syringa.store.records import ACTIVE_BATCH, ActiveBatch, BatchCounts, BatchResult, BatchStatus, Order, StoredBatch
+from syringa.store.records import (
+    ACTIVE_BATCH,
+    ActiveBatch,
+    BatchCounts,
+    BatchResult,
+    BatchStatus,
+    FinishedResponse,
+    Order,
+    StoredBatch,
+)
 from syringa.store.schema import batch_results, batches, leases
 
 LEASE_PREFIX = "batch:"
@@ -111,7 +122,7 @@ class BatchQueries(Queries):
         LeaseQueries(self.connection, self.now).release(LEASE_PREFIX + id, owner)
 
     def add_results(self, organization: str, id: str, results: Sequence[BatchResult]) -> None:
-        """Store the results of lines together with their usage. Lines that have a result keep it.
+        """Store the results of lines together with their usage and responses. Lines that have a result keep it.
 
         A write with an unknown outcome can therefore be repeated: a line is neither stored nor billed twice.
         """
@@ -124,6 +135,9 @@ class BatchQueries(Queries):
         self.connection.execute(batch_results.insert(), rows)
         records = [each.usage for each in new if each.usage is not None]
         UsageQueries(self.connection, self.now).add(records)
+        for each in new:
+            if each.response is not None:
+                self._add_response(organization, each.response)
         failed = sum(each.failed for each in new)
         changes: dict[str, Any] = {
             "completed": batches.c.completed + len(new) - failed,
@@ -133,6 +147,14 @@ class BatchQueries(Queries):
         self.connection.execute(
             update(batches).where(batches.c.organization == organization, batches.c.id == id).values(**changes)
         )
+
+    def _add_response(self, organization: str, finished: FinishedResponse) -> None:
+        if finished.response is not None:
+            ResponseQueries(self.connection, self.now).create(finished.response, finished.items)
+        elif finished.conversation_id is not None:
+            ConversationQueries(self.connection, self.now).add_items(
+                organization, finished.conversation_id, finished.items, duplicates="skip"
+            )
 
     def done_lines(self, organization: str, id: str) -> set[int]:
         """Return the numbers of the lines that have a result."""
