@@ -157,7 +157,8 @@ class QuantizedWeights:
 
         def read(name: str, shape: tuple[int, ...], dtype: torch.dtype | None = torch.int32) -> torch.Tensor:
             tensor = self._files.read(prefix + name)
-            if tuple(tensor.shape) != shape or (tensor.dtype != dtype if dtype else not tensor.is_floating_point()):
+            is_scale = tensor.is_floating_point() and tensor.dtype.itemsize >= 2
+            if tuple(tensor.shape) != shape or not (tensor.dtype == dtype if dtype else is_scale):
                 self._refuse(prefix + name, tensor, f"{'scales' if dtype is None else dtype} of shape {list(shape)}")
             return copy_weight(tensor, device)
 

@@ -31,6 +31,7 @@ from syringa.engine.scheduling.oom import is_oom
 from syringa.errors import StartupError
 from syringa.modelfiles import describe, load_tokenizer, locate, read_gguf
 from tests.engine.gguf_blocks import random_blocks
+from tests.engine.loading.corrupt_quantized import ON_CPU, CorruptQuantizedFolders, load_as_on_gpu, pretend_gpu
 from tests.engine.models.tiny_models import run
 from tests.modelfiles.gguf_builder import StoredTensor, Tensor, gguf, llama
 from tests.modelfiles.gguf_mutations import Corruption, corrupt_fields, corrupt_randomly, corrupt_tensor
@@ -103,12 +104,19 @@ def _matrix(type_name: str, shape: tuple[int, int], seed: int) -> StoredTensor:
 
 
 def try_load(model: Path, dtype: str) -> str:
-    """Load a model and compute logits. Return the outcome; raise `AssertionError` if it is not an allowed one."""
+    """Load a model and compute logits. Return the outcome; raise `AssertionError` if it is not an allowed one.
+
+    `dtype`: on a CPU; "gpu": load it as on a GPU, as it is stored.
+    """
     try:
         files = locate(str(model))
         describe(files)
         load_tokenizer(files)
-        loaded = load_model(LoadOptions(model=str(model), dtype=dtype, threads=2, kv_cache_tokens=256, max_running=2))
+        if dtype == "gpu":
+            loaded = load_as_on_gpu(model)
+        else:
+            options = LoadOptions(model=str(model), dtype=dtype, threads=2, kv_cache_tokens=256, max_running=2)
+            loaded = load_model(options)
     except StartupError as error:
         check_line(error.message)
         return "refused"
@@ -136,7 +144,7 @@ def check_logits(loaded: LoadedModel) -> str:
 
 
 class CorruptModels:
-    """A source of corrupt models by their number, of every kind."""
+    """A source of corrupt models by their number; `quantized` is one of quantized folders."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
@@ -148,6 +156,7 @@ class CorruptModels:
             (folder / "whole.gguf").write_bytes(data)
             self.tensors[name] = list(read_gguf(folder / "whole.gguf").tensors.values())
         self.safetensors, self.config = save_folder(folder / "whole", self.files["llama"])
+        self.quantized = CorruptQuantizedFolders(folder / "quantized", self.choice, CONFIG_VALUES)
 
     def write(self, index: int) -> tuple[str, Path]:
         """Write a corrupt model. Return what is wrong with it, and where it is."""
@@ -229,24 +238,31 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--quantized", action="store_true", help="quantized folders, instead of all others")
     parser.add_argument("--last", type=Path, default=None)
     options = parser.parse_args()
     outcomes: Counter[str] = Counter()
     failures: list[str] = []
+    pretend_gpu()
     with tempfile.TemporaryDirectory() as name:
         models = CorruptModels(Path(name), options.seed)
         for architecture, data in models.files.items():
             (Path(name) / "m.gguf").write_bytes(data)
             for dtype in sorted(set(DTYPES)):
                 assert try_load(Path(name) / "m.gguf", dtype) == "loaded", (architecture, dtype)
+        for kind in models.quantized.folders:
+            for dtype in ("gpu", "int8") if kind in ON_CPU else ("gpu",):
+                assert try_load(models.quantized.write_whole(kind), dtype) == "loaded", (kind, dtype)
         # A corrupt size must not be allocated.
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         for index in range(options.count):
-            label, path = models.write(index)
+            label, path = models.quantized.write() if options.quantized else models.write(index)
             dtype = DTYPES[models.choice.randrange(len(DTYPES))]
-            if path.is_dir() and dtype == "gguf":
+            if path.name == models.quantized.folder.name:
+                dtype = "gpu" if index % 2 or not label.startswith(ON_CPU) else "int8"
+            elif path.is_dir() and dtype == "gguf":
                 dtype = "int8"
             if options.last:
                 options.last.write_text(f"{index}: {label}, {dtype}")

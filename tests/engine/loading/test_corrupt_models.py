@@ -21,11 +21,11 @@ from tests.engine.loading.corrupt_models import small_gguf
 pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="no kernels were built: there was no compiler")
 
 
-def load_corrupt_models(folder: Path, seed: int, count: int) -> dict[str, int]:
+def load_corrupt_models(folder: Path, seed: int, count: int, *options: str) -> dict[str, int]:
     """Load `count` corrupt models in a process of its own. Return the outcomes."""
     last = folder / f"last-{seed}"
     command = [sys.executable, "-m", "tests.engine.loading.corrupt_models", "--last", str(last)]
-    command += ["--seed", str(seed), "--count", str(count)]
+    command += ["--seed", str(seed), "--count", str(count), *options]
     result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     where = last.read_text() if last.exists() else "the whole models"
     assert result.returncode == 0, f"ended with {result.returncode} at {where}: {result.stderr[-2000:]}"
@@ -42,11 +42,18 @@ def test_corrupt_models_are_refused_in_one_line(tmp_path: Path) -> None:
     assert outcomes["loaded"] > 3
 
 
+def test_corrupt_quantized_folders_are_refused_in_one_line(tmp_path: Path) -> None:
+    outcomes = load_corrupt_models(tmp_path, 1, 300, "--quantized")
+    assert outcomes["refused"] > 200
+    assert outcomes["loaded"] > 20
+
+
 @pytest.mark.slow
 def test_many_corrupt_models_are_refused_in_one_line(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         runs = [pool.submit(load_corrupt_models, tmp_path, seed, 500) for seed in (2, 3)]
-    assert sum(run.result()["refused"] for run in runs) > 400
+        runs.append(pool.submit(load_corrupt_models, tmp_path, 4, 2000, "--quantized"))
+    assert sum(run.result()["refused"] for run in runs) > 1400
 
 
 @pytest.mark.parametrize("compiled", [True, False])
