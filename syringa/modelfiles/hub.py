@@ -33,12 +33,14 @@ _RESERVE = 64 << 20  # bytes of the disk that stay free
 # Of `symlink`, on disks without symbolic links, such as one with exFAT.
 _NO_SYMBOLIC_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 _PART = ".syringa-part"
+_LICENSE_TAG = "license:"
 _REVISION = re.compile(r"[0-9a-f]{6,64}")
 
 
 class Listing(msgspec.Struct, frozen=True):
     commit: str
     files: tuple[RemoteFile, ...]
+    license: str | None = None  # as the repository states it, such as `apache-2.0`
 
 
 def download(
@@ -239,7 +241,7 @@ class HubClient:
         body = self._downloader.get(self._listing_url)
         try:
             info = msgspec.json.decode(body, type=_ModelInfo)
-            return Listing(info.sha, tuple(_remote_file(sibling) for sibling in info.siblings))
+            return Listing(info.sha, tuple(map(_remote_file, info.siblings)), _license(info.tags))
         except (msgspec.DecodeError, ValueError) as error:
             raise ModelError(f"{self._name}: the Hub's answer cannot be read: {error}") from error
 
@@ -288,10 +290,19 @@ class _Sibling(msgspec.Struct):
 class _ModelInfo(msgspec.Struct):
     sha: str
     siblings: list[_Sibling]
+    tags: Any = None  # mirrors may lack them
 
     def __post_init__(self) -> None:
         if not _REVISION.fullmatch(self.sha):
             raise ValueError("the commit is not a hexadecimal number")
+
+
+def _license(tags: object) -> str | None:
+    """Return the license that the tags of a repository name."""
+    for tag in tags if isinstance(tags, list) else ():
+        if isinstance(tag, str) and tag.startswith(_LICENSE_TAG):
+            return tag.removeprefix(_LICENSE_TAG)
+    return None
 
 
 def _remote_file(sibling: _Sibling) -> RemoteFile:

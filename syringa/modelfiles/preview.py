@@ -14,7 +14,7 @@ import msgspec
 
 from syringa.modelfiles.download import RemoteFile
 from syringa.modelfiles.gguf import read_first_metadata
-from syringa.modelfiles.hub import HubClient
+from syringa.modelfiles.hub import HubClient, Listing
 from syringa.modelfiles.locate import ModelFiles, hub_name
 from syringa.modelfiles.variants import HubName, quantization, select_files
 
@@ -33,6 +33,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int  # of its files with weights
     quantization: str | None = None  # of a GGUF file, by its name
     metadata: dict[str, Any] = {}  # of a GGUF file: the first keys
+    license: str | None = None  # of the repository
     # A temporary folder with the configuration of a folder. It has no weights, and an empty tokenizer.
     folder: ModelFiles | None = None
 
@@ -50,30 +51,34 @@ def open_preview(model: str) -> Iterator[Preview]:
         files = {file.name: file for file in listing.files}
         needed = [files[each] for each in select_files(name, list(files))]
         if needed[0].name.lower().endswith(".gguf"):
-            yield _preview_gguf(client, model, listing.commit, needed)
+            yield _preview_gguf(client, model, listing, needed)
         else:
-            yield _preview_folder(client, name, listing.commit, needed, Path(folder))
+            yield _preview_folder(client, name, listing, needed, Path(folder))
 
 
-def _preview_gguf(client: HubClient, model: str, commit: str, parts: list[RemoteFile]) -> Preview:
+def _preview_gguf(client: HubClient, model: str, listing: Listing, parts: list[RemoteFile]) -> Preview:
     return Preview(
         model=model,
         weight_bytes=sum(part.size for part in parts),
         quantization=quantization(parts[0].name),
-        metadata=read_first_metadata(client.read(parts[0], commit, _HEADER_BYTES)),
+        metadata=read_first_metadata(client.read(parts[0], listing.commit, _HEADER_BYTES)),
+        license=listing.license,
     )
 
 
-def _preview_folder(client: HubClient, name: HubName, commit: str, needed: list[RemoteFile], folder: Path) -> Preview:
+def _preview_folder(
+    client: HubClient, name: HubName, listing: Listing, needed: list[RemoteFile], folder: Path
+) -> Preview:
     for file in needed:
         if not _CONFIG_FILES.fullmatch(file.name):
             continue
         path = folder / file.name
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(client.read(file, commit, _MAX_CONFIG_BYTES))
+        path.write_bytes(client.read(file, listing.commit, _MAX_CONFIG_BYTES))
     (folder / "tokenizer.json").write_text("{}")
     return Preview(
         model=str(name),
         weight_bytes=sum(file.size for file in needed if file.name.endswith(".safetensors")),
+        license=listing.license,
         folder=ModelFiles(str(name), str(folder), "folder"),
     )

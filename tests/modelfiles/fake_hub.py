@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 COMMIT = "c0ffee" + "0" * 34
 LARGE = 1024  # bytes from which a file is listed with its SHA-256
@@ -19,6 +20,7 @@ class FakeHub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, dict[str, bytes]] = {}
+        self.tags: Any = []  # of all repositories
         self.sizes: dict[str, int] = {}  # of files that are listed with another size than they have
         self.corrupt: set[str] = set()  # files that are sent with other bytes than those listed
         self.cut_after: dict[str, list[int]] = {}  # file → bytes after which each connection is cut
@@ -106,7 +108,14 @@ class _Handler(BaseHTTPRequestHandler):
             }
             for name, content in files.items()
         ]
-        body = {"id": repository, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False, "downloads": 0}
+        body = {
+            "id": repository,
+            "sha": COMMIT,
+            "siblings": siblings,
+            "tags": self.server.tags,
+            "private": False,
+            "downloads": 0,
+        }
         return self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
     def _send_file(self, file: str, content: bytes) -> None:

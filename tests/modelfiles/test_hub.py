@@ -9,17 +9,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from scripts import check_catalog
 from syringa.errors import ModelError
-from syringa.modelfiles import catalog, count_weights, describe, known_models, locate
+from syringa.modelfiles import count_weights, describe, known_models, locate
 from syringa.modelfiles import hub as hub_module
 from syringa.modelfiles import pull as pull_model
 from syringa.modelfiles.download import RemoteFile
 from syringa.modelfiles.remove import remove
-from syringa.modelfiles.variants import HubName
 
 from .fake_hub import FakeHub, fake_hub, sha256
 from .gguf_builder import TENSORS, gguf, llama
@@ -357,24 +354,6 @@ def test_locate_finds_variants_of_older_snapshots(hub: FakeHub, tmp_path: Path) 
     (repository / "refs" / "main").write_text("newer")
     assert locate("org/model-GGUF:Q4_K_M") == pulled
     assert Path(locate("org/model-GGUF").path).name == "model-Q8_0.gguf"
-
-
-def test_check_catalog_reports_missing_and_other_files(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    right = msgspec.structs.replace(catalog.CATALOG[2], name="right", bytes=len(MODEL))
-    right = msgspec.structs.replace(right, source=HubName("org/model-GGUF", "Q4_K_M"))
-    larger = msgspec.structs.replace(right, name="larger", bytes=2 * len(MODEL))
-    missing = msgspec.structs.replace(right, name="missing", source=HubName("org/model-GGUF", "Q2_K"))
-    monkeypatch.setattr(catalog, "CATALOG", (right, larger, missing))
-    assert check_catalog.main() == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "right: 1,312 bytes",
-        "larger: 1,312 bytes, and not 2,624 as in the catalog",
-        "missing: org/model-GGUF has no Q2_K; it has Q4_K_M, Q8_0",
-    ]
-    monkeypatch.setattr(catalog, "CATALOG", (right,))
-    assert check_catalog.main() == 0
 
 
 def test_download_that_is_ended_by_its_observer_is_continued_later(hub: FakeHub) -> None:
