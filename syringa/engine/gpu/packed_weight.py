@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from syringa.engine.loading.quantized import INT4_ZERO, QuantizedWeight, WeightFormat, quantize_fp8
 
+BLOCK_SCALES_CAPABILITY = 9  # major compute capability
 FOUR_BIT_UNIT = 128  # inputs of a unit of 4-bit weights, or twice the group if that is less
 
 
@@ -82,10 +83,15 @@ def _cublas_scales(weight: QuantizedWeight) -> torch.Tensor | None:
     groups = weight.scales.shape[1]
     if groups == 1:
         return weight.scales.reshape(1, outputs) if inputs % 16 == 0 and outputs % 16 == 0 else None
-    if weight.group != 128 or inputs % 512 or outputs % 128:
+    if weight.group != 128 or inputs % 512 or outputs % 128 or not multiplies_blocks(weight.data.device):
         return None
     blocks = weight.scales.view(-1, 128, groups)  # in a block, all outputs have the same scale
     return blocks[:, 0].contiguous().t() if bool((blocks == blocks[:, :1]).all()) else None
+
+
+def multiplies_blocks(device: torch.device) -> bool:
+    """Return whether `torch._scaled_mm` takes scales of 128 × 128 blocks: PyTorch implements that for Hopper only."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == BLOCK_SCALES_CAPABILITY
 
 
 def pack_fp8(weight: torch.Tensor) -> PackedWeight:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from syringa.engine.gpu import packed_weight
 from syringa.engine.gpu.kernels import launch, moe, reference
 from syringa.engine.gpu.kernels.fixed_point import FixedPointRows, fixed_point_rows
 from syringa.engine.gpu.kernels.fp8 import quantize_rows
@@ -14,7 +15,14 @@ from syringa.engine.gpu.kernels.gemv import GemvConfig
 from syringa.engine.gpu.kernels.int4_gemv import Int4GemvConfig, supports_int4_gemv
 from syringa.engine.gpu.kernels.quantized_gemm import QuantizedConfig, dequantize
 from syringa.engine.gpu.ops.quantized_linear import quantized_linear, quantized_matmul
-from syringa.engine.gpu.packed_weight import PackedWeight, pack_fp8, pack_weight, stack_packed, unpack_weight
+from syringa.engine.gpu.packed_weight import (
+    PackedWeight,
+    multiplies_blocks,
+    pack_fp8,
+    pack_weight,
+    stack_packed,
+    unpack_weight,
+)
 from syringa.engine.loading.quantized import QuantizedWeight, quantize_fp8
 from syringa.engine.models.config import ClampedSwiglu
 from tests.engine.gpu.kernel_inputs import FP32_TOLERANCE, nan_filled, random, relative_error
@@ -64,6 +72,30 @@ def test_pack_weight_keeps_numbers(kind: str, inputs: int) -> None:
     assert packed.shape == (24, inputs)
     assert torch.equal(unpack_weight(packed), weight.dequantize())
     assert torch.equal(dequantize(packed, torch.float32), weight.dequantize())
+
+
+@pytest.mark.parametrize(
+    ("capability", "outputs", "blocks_of", "expected"),
+    [
+        ((9, 0), 256, 128, True),
+        ((8, 9), 256, 128, False),
+        ((10, 0), 256, 128, False),
+        ((12, 0), 256, 128, False),
+        ((9, 0), 192, 128, False),
+        ((9, 0), 256, 64, False),
+    ],
+)
+def test_products_of_blocks_are_left_to_cublas_on_hopper_only(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], outputs: int, blocks_of: int, expected: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(packed_weight, "multiplies_blocks", lambda device: multiplies_blocks(torch.device("cuda", 0)))
+    scales = random(-(-outputs // blocks_of), 512 // 128).abs().repeat_interleave(blocks_of, 0)[:outputs]
+    data, _ = quantize_fp8(random(outputs, 512, seed=1))
+    packed = pack_weight(QuantizedWeight("fp8", data, scales, 128))
+    assert (packed.cublas_scales is not None) == expected
+    per_output = pack_weight(QuantizedWeight("fp8", data, scales[:, :1], 512))
+    assert per_output.cublas_scales is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)
