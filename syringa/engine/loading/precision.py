@@ -59,12 +59,12 @@ def check_deterministic_gpu(
 ) -> None:
     """Raise `ConfigError` if `--deterministic` is not supported on a GPU for these options."""
     _check_native(native)
-    if dtype not in ("auto", "bf16"):
-        raise ConfigError(f"--deterministic on a GPU is for bf16, not for {dtype}: use --dtype bf16")
     if experts:
         raise ConfigError("--deterministic on a GPU does not support mixture-of-experts models yet: leave it out")
     if hybrid:
         raise ConfigError("--deterministic on a GPU does not support models with linear attention yet: leave it out")
+    if dtype not in ("auto", "bf16"):
+        raise ConfigError(f"--deterministic on a GPU is for bf16, not for {dtype}: use --dtype bf16")
     if attention == "flashinfer":
         raise ConfigError("--deterministic takes our own attention: leave out --attention flashinfer")
 

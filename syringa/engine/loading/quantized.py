@@ -195,8 +195,8 @@ class QuantizedWeights:
         """Raise `ModelError` for a quantized tensor that is not a layer's matrix."""
         if len(self._files.shape(name)) == 3:
             raise ModelError(
-                f"{self._files.folder}: {name} is {dtype}, and the experts of a layer in one quantized tensor cannot be "
-                "read: use a folder with a matrix per expert, the original folder, or a GGUF file"
+                f"{self._files.folder}: {name} is {dtype}, and the experts of a layer in one quantized tensor "
+                "cannot be read: use a folder with a matrix per expert, the original folder, or a GGUF file"
             )
         raise ModelError(
             f"{self._files.folder}: {name} is {dtype}, which cannot be read as {self._quantization.method}: use the "

@@ -17,6 +17,7 @@ from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
 from syringa.engine.loading.loader import load_model
 from syringa.engine.loading.weights import open_weights
 from syringa.engine.models.config import read_config
+from syringa.errors import ConfigError
 from syringa.modelfiles import describe, locate
 from tests.engine.gpu.test_decoder import EXPERTS, GLM4_MOE, LOCAL_EXPERTS
 from tests.engine.loading.quantized_folders import quantize_folder
@@ -107,3 +108,19 @@ def test_quantized_folder_on_gpu_stays_as_it_is_stored(
     assert isinstance(converted.gpu.decoder.layers[0].out.weight, torch.Tensor)
     for each in (loaded, converted):
         assert_matches(each, model, 0.06)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "message"),
+    [
+        ("qwen3_moe", "fp8 blocks", "does not support mixture-of-experts models yet: leave it out"),
+        ("qwen3_5", "fp8 blocks", "does not support models with linear attention yet: leave it out"),
+        ("llama", "gptq", "is for bf16, not for int4: use --dtype bf16"),
+    ],
+)
+def test_deterministic_mode_of_quantized_folder_is_refused_with_advice_that_helps(
+    tmp_path: Path, load_gpu_folder: Callable[..., Any], name: str, layout: str, message: str
+) -> None:
+    save_quantized(tmp_path, name, layout)
+    with pytest.raises(ConfigError, match=message):
+        load_gpu_folder(tmp_path, deterministic=True)
