@@ -27,12 +27,12 @@ def check_batch_invariance(loaded: LoadedModel) -> None:
     decoder = loaded.gpu.decoder
     assert isinstance(decoder, GpuDecoder)
     try:
-        _check(decoder)
+        _check(decoder, loaded.gpu.shape.dtype)
     except OutOfResources as error:
         raise ConfigError(f"--deterministic: its kernels do not fit this GPU ({error}); leave it out") from None
 
 
-def _check(decoder: GpuDecoder) -> None:
+def _check(decoder: GpuDecoder, cache: torch.dtype) -> None:
     layer = decoder.layers[0]
     assert isinstance(layer.mlp, GpuMlp)  # experts are refused before
     for linear in (layer.qkv, layer.out, layer.mlp.gate_up, layer.mlp.down):
@@ -44,7 +44,7 @@ def _check(decoder: GpuDecoder) -> None:
         raise _not_batch_invariant("logits")
     heads, kv_heads, size = decoder.config.heads, decoder.config.kv_heads, decoder.config.head_size
     for window in sorted({layer.window for layer in decoder.layers}):
-        if not attention_is_batch_invariant(decoder.ops, heads, kv_heads, size, window, decoder.embedding):
+        if not attention_is_batch_invariant(decoder.ops, heads, kv_heads, size, window, decoder.embedding, cache):
             raise _not_batch_invariant("attention")
 
 
@@ -69,11 +69,14 @@ def matmul_is_batch_invariant(
 
 
 def attention_is_batch_invariant(
-    ops: GpuOps, heads: int, kv_heads: int, size: int, window: int, like: torch.Tensor
+    ops: GpuOps, heads: int, kv_heads: int, size: int, window: int, like: torch.Tensor, cache: torch.dtype
 ) -> bool:
-    """Return whether a sequence's rows get the same bits as one prefill, in chunks, and as decode steps."""
+    """Return whether a sequence's rows get the same bits as one prefill, in chunks, and as decode steps.
+
+    `like`: of the dtype of the rows; `cache`: the dtype of keys and values.
+    """
     blocks = -(-LENGTH // BLOCK_SIZE)
-    keys, values = (random_like(like, blocks, kv_heads, BLOCK_SIZE, size, seed=seed) for seed in (1, 2))
+    keys, values = (random_like(like, blocks, kv_heads, BLOCK_SIZE, size, seed=seed).to(cache) for seed in (1, 2))
     table = torch.arange(blocks, dtype=torch.int32, device=like.device).flip(0)[None]
     q = random_like(like, LENGTH, heads * size, seed=3)
 

@@ -60,7 +60,10 @@ def load_on_gpu(
         threads = options.threads or available_cores()  # images are processed on the CPU
         found = load_hf_model(files, description, "bf16", None, length, threads, device, ops)
         assert found.gpu is not None
-        return wrap_gpu_model(found.gpu, description, found.parameters, "bf16", started, options.threads, found.vision)
+        wrapped = wrap_gpu_model(
+            found.gpu, description, found.parameters, "bf16", started, options.threads, found.vision
+        )
+        return with_cache_dtype(wrapped, options.kv_cache_dtype, options.attention)
     config = read_config(description.config)
     weights = open_weights(files, description.config)
     parameters, name = count_parameters(config), torch.cuda.get_device_name(device)
@@ -86,6 +89,7 @@ def load_on_gpu(
         ops,
         weights.quantized if dtype == stored != "bf16" else None,
     )
+    loaded = with_cache_dtype(loaded, options.kv_cache_dtype, options.attention)
     if options.deterministic:
         from syringa.engine.gpu.batch_invariant_check import check_batch_invariance
 

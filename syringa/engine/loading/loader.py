@@ -11,7 +11,7 @@ from syringa.engine.cpu.features import available_cores, available_memory
 from syringa.engine.cpu.native import load_kernels
 from syringa.engine.gpu.device import choose_device
 from syringa.engine.loading.cpu_decoder import load_cpu_decoder
-from syringa.engine.loading.gpu_model import load_on_gpu, with_cache_dtype
+from syringa.engine.loading.gpu_model import load_on_gpu
 from syringa.engine.loading.loaded_model import CacheShape, LoadedModel, LoadOptions, Progress
 from syringa.engine.loading.memory_plan import MemorySettings, context_limit, plan_memory
 from syringa.engine.loading.model_size import read_model_size
@@ -40,8 +40,7 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
         name=description.architecture,
     )
     if device.type == "cuda":
-        loaded = load_on_gpu(options, files, description, device, progress)
-        return with_cache_dtype(loaded, options.kv_cache_dtype, options.attention)
+        return load_on_gpu(options, files, description, device, progress)
     if options.kv_cache_dtype == "fp8":
         raise ConfigError("--kv-cache-dtype fp8 is for GPUs: leave it out on a CPU")
     cores = available_cores()

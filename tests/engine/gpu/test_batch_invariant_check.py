@@ -9,12 +9,18 @@ from transformers import AutoConfig
 from triton.runtime.errors import OutOfResources
 
 from syringa.engine.gpu import batch_invariant_check
+from syringa.engine.gpu import device as gpu_device
+from syringa.engine.gpu.cache import FP8
 from syringa.engine.gpu.kernels.batch_invariant_matmul import (
     TiledMatmulConfig,
     batch_invariant_matmul,
 )
+from syringa.engine.gpu.kernels.prefill_attention import prefill_attention
 from syringa.engine.gpu.ops.batch_invariant_ops import BatchInvariantOps
+from syringa.engine.loading.gpu_model import load_on_gpu
+from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
 from syringa.errors import ConfigError
+from syringa.modelfiles import describe, locate
 from tests.engine.gpu.tiny_models import load_tiny_gpu_model
 from tests.engine.models.tiny_models import SIZES, save
 
@@ -55,3 +61,33 @@ def test_matmul_check_detects_difference(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(batch_invariant_check, "batch_invariant_matmul", batch_dependent)
     assert not batch_invariant_check.matmul_is_batch_invariant(weight, bias)
+
+
+@pytest.mark.parametrize("cache", [torch.float32, FP8])
+def test_attention_check_reads_cache_of_its_dtype(monkeypatch: pytest.MonkeyPatch, cache: torch.dtype) -> None:
+    monkeypatch.setattr(batch_invariant_check, "LENGTH", 40)
+    found: set[torch.dtype] = set()
+
+    def prefill(q: torch.Tensor, keys: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        found.add(keys.dtype)
+        return prefill_attention(q, keys, *rest, **options)
+
+    monkeypatch.setattr(batch_invariant_check, "prefill_attention", prefill)
+    assert batch_invariant_check.attention_is_batch_invariant(
+        BatchInvariantOps(), heads=2, kv_heads=1, size=16, window=0, like=torch.ones(1), cache=cache
+    )
+    assert found == {cache}
+
+
+def test_check_covers_the_cache_that_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, AutoConfig.for_model("llama", **SIZES))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "G")
+    monkeypatch.setattr(gpu_device, "free_memory", lambda device: 8 << 30)
+    checked: list[LoadedModel] = []
+    monkeypatch.setattr(batch_invariant_check, "check_batch_invariance", checked.append)
+    files = locate(str(tmp_path))
+    options = LoadOptions(str(tmp_path), deterministic=True, kv_cache_dtype="fp8")
+    loaded = load_on_gpu(options, files, describe(files), torch.device("cpu"), None)
+    assert checked == [loaded]
+    assert loaded.gpu is not None
+    assert loaded.gpu.shape.dtype == loaded.cache.dtype == FP8
