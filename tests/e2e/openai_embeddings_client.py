@@ -5,9 +5,13 @@ python openai_embeddings_client.py URL KEY MODEL
 
 from __future__ import annotations
 
+import array
 import asyncio
+import base64
+import json
 import math
 import sys
+import time
 
 import openai
 from client_checks import expect_error, run_checks
@@ -66,6 +70,32 @@ def check_2048_inputs():
     first = answer.data[0].embedding
     assert len(answer.data) == 2048
     assert all(similarity(first, each.embedding) > 0.999 for each in answer.data[::100])
+
+
+def check_a_batch_has_the_vectors_of_requests():
+    bodies = [{"input": TEXTS}, {"input": TEXTS[0], "encoding_format": "base64"}, {"input": ""}]
+    lines = [
+        json.dumps(
+            {"custom_id": str(number), "method": "POST", "url": "/v1/embeddings", "body": {"model": MODEL, **body}}
+        )
+        for number, body in enumerate(bodies)
+    ]
+    file = CLIENT.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+    batch = CLIENT.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    while batch.status in ("validating", "in_progress", "finalizing"):
+        time.sleep(0.1)
+        batch = CLIENT.batches.retrieve(batch.id)
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 2, 1), batch
+    output = [json.loads(line) for line in CLIENT.files.content(batch.output_file_id).text.splitlines()]
+    assert [line["custom_id"] for line in output] == ["0", "1"]
+    vectors = openai.types.CreateEmbeddingResponse.model_validate(output[0]["response"]["body"]).data
+    direct = CLIENT.embeddings.create(model=MODEL, input=TEXTS).data
+    assert all(similarity(a.embedding, b.embedding) > 0.999 for a, b in zip(vectors, direct, strict=True))
+    decoded = array.array("f", base64.b64decode(output[1]["response"]["body"]["data"][0]["embedding"]))
+    assert similarity(decoded, direct[0].embedding) > 0.999
+    (error,) = [json.loads(line) for line in CLIENT.files.content(batch.error_file_id).text.splitlines()]
+    assert (error["custom_id"], error["response"]["status_code"]) == ("2", 400)
+    assert batch.usage.input_tokens > 0 == batch.usage.output_tokens
 
 
 def check_errors_are_bad_requests():

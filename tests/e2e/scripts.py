@@ -20,7 +20,12 @@ HERE = Path(__file__).parent
 
 
 def run_python(server: Server, script: str, environment: tuple[str, ...], key: str = KEY) -> None:
-    command = [str(python_with(*environment)), str(HERE / script), server.url, key, MODEL]
+    run_python_at(server.url, script, environment, key, MODEL)
+
+
+def run_python_at(url: str, script: str, environment: tuple[str, ...], key: str, model: str) -> None:
+    """Like `run_python`, against any server."""
+    command = [str(python_with(*environment)), str(HERE / script), url, key, model]
     result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     _check(result, re.findall(r"^def (check_\w+)", (HERE / script).read_text(), re.MULTILINE))
 
