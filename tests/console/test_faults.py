@@ -148,11 +148,12 @@ async def test_server_error_at_the_start_is_shown_and_can_be_retried(browser: Br
         watched.allow("500")
 
         async def fail(route: Route) -> None:
-            await route.fulfill(status=500, json={"error": {"message": "The database is gone."}})
+            await route.fulfill(status=500, json={"error": {"message": "The database is gone."}, "request_id": "req_7"})
 
         await page.route("**/v1/me", fail)
         await page.reload()
-        await expect(page.get_by_role("alert").filter(has_text="The database is gone.")).to_be_visible()
+        alert = page.get_by_role("alert").filter(has_text="The database is gone.")
+        await expect(alert).to_contain_text("Request id: req_7")
         await page.unroute("**/v1/me")
         await page.get_by_role("button", name="Try again", exact=True).click()
         await expect(page.get_by_label("Message", exact=True)).to_be_visible()
@@ -168,6 +169,9 @@ async def test_key_that_no_header_can_carry_is_refused_by_name(browser: Browser)
         await page.get_by_label("API key", exact=True).fill("sk-righ…")
         await page.get_by_role("button", name="Sign in", exact=True).click()
         await expect(page.locator(".field-error")).to_contain_text("characters")
+        await page.get_by_label("API key", exact=True).fill("sk-wrong")
+        await page.get_by_role("button", name="Sign in", exact=True).click()
+        await expect(page.locator(".field-error")).to_contain_text("Request id: ")
         await expect(page.get_by_text("The server is away.")).to_have_count(0)
 
 

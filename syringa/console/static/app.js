@@ -5,7 +5,7 @@ import { useResource } from "./hooks.js";
 import { effect, html, render, useEffect, useErrorBoundary, useRef, useState } from "./lib.js";
 import { pages } from "./pages/index.js";
 import { hasKey, may, me, navigate, route, session, setTheme, signIn, signInError, signOut, startSession, theme } from "./state.js";
-import { Button, Confirmations, ErrorNotice, Icon, IconButton, Spinner, TextInput, Toasts } from "./ui/index.js";
+import { Button, Confirmations, ErrorNotice, ErrorText, Icon, IconButton, Spinner, TextInput, Toasts } from "./ui/index.js";
 
 const GROUPS = ["Playground", "Operate", "Account"];
 const THEMES = /** @type {const} */ (["system", "light", "dark"]);
@@ -126,7 +126,7 @@ function SignIn() {
       <img src="console/icon.svg" width="44" height="44" alt="" />
       <h1>Sign in to Syringa</h1>
       <p class="muted">This server needs an API key. The console keeps it until this tab is closed.</p>
-      <${TextInput} label="API key" type="password" name="key" autocomplete="off" autofocus required value=${key} onInput=${setKey} error=${signInError.value || null} />
+      <${TextInput} label="API key" type="password" name="key" autocomplete="off" autofocus required value=${key} onInput=${setKey} error=${signInError.value && html`<${ErrorText} error=${signInError.value} />`} />
       <${Button} variant="primary" type="submit" busy=${busy} disabled=${key.trim() === ""}>Sign in<//>
     </form>
   </main>`;

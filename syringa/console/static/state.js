@@ -18,7 +18,7 @@ export const session = signal(/** @type {"starting" | "signed-in" | "signed-out"
 /** @type {import("./vendor/signals.js").Signal<Me | null>} */
 export const me = signal(null);
 /** Why the server did not say who the caller is: a key that was refused, or a failure. */
-export const signInError = signal("");
+export const signInError = signal(/** @type {Error | null} */ (null));
 /** Whether the caller has a key, and so can sign out. */
 export const hasKey = signal(false);
 
@@ -30,7 +30,7 @@ export function may(scope) {
 /** Ask the server who the caller is, with the key of this browser session if there is one. */
 export async function startSession() {
   const stored = readStorage(KEY);
-  signInError.value = "";
+  signInError.value = null;
   setKey(stored);
   hasKey.value = stored !== "";
   await identify();
@@ -39,11 +39,11 @@ export async function startSession() {
 /** Sign in with a key. It is kept until the tab is closed, and only ever sent in a header. @param {string} key */
 export async function signIn(key) {
   if (!/^[\x21-\x7e]+$/.test(key)) {
-    signInError.value = "A key has no spaces, and no characters beyond ASCII.";
+    signInError.value = new Error("A key has no spaces, and no characters beyond ASCII.");
     return;
   }
   setKey(key);
-  signInError.value = "";
+  signInError.value = null;
   await identify();
   if (session.value === "signed-in") {
     hasKey.value = true;
@@ -67,15 +67,15 @@ async function identify() {
     session.value = "signed-in";
   } catch (error) {
     if (error instanceof ApiError && (error.status === 401 || error.status === 403)) {
-      if (session.value !== "starting" || hasKey.value) signInError.value = error.message;
+      if (session.value !== "starting" || hasKey.value) signInError.value = error;
       signOut();
-    } else signInError.value = error instanceof Error ? error.message : String(error);
+    } else signInError.value = error instanceof Error ? error : new Error(String(error));
   }
 }
 
 onUnauthorized((error) => {
   if (session.value !== "signed-in") return;
-  signInError.value = error.message;
+  signInError.value = error;
   signOut();
 });
 

@@ -39,11 +39,14 @@ export function Notice({ tone = "info", title, action, children }) {
 export function ErrorNotice({ error, title, onRetry }) {
   if (!error) return null;
   const retry = onRetry && html`<button type="button" class="button secondary small" onClick=${onRetry}><span>Try again</span></button>`;
-  return html`<${Notice} tone="bad" title=${title} action=${retry}>
-    ${error.message ?? String(error)}
+  return html`<${Notice} tone="bad" title=${title} action=${retry}><${ErrorText} error=${error} /><//>`;
+}
+
+/** The server's message, field and request id. @param {{error: any}} props */
+export function ErrorText({ error }) {
+  return html`${error.message ?? String(error)}
     ${error.param && html`<div class="muted">Field: <code>${error.param}</code></div>`}
-    ${error.requestId && html`<div class="muted">Request id: <code>${error.requestId}</code></div>`}
-  <//>`;
+    ${error.requestId && html`<div class="muted">Request id: <code>${error.requestId}</code></div>`}`;
 }
 
 /**

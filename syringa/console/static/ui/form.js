@@ -5,7 +5,7 @@ import { Icon } from "./icons.js";
 
 /**
  * A label, an input, a hint and an error. `children` gets the attributes of the input.
- * @param {{label: any, hint?: any, error?: string | null, hideLabel?: boolean, class?: string, end?: any,
+ * @param {{label: any, hint?: any, error?: any, hideLabel?: boolean, class?: string, end?: any,
  *   children: (attributes: {id: string, "aria-describedby"?: string, "aria-invalid"?: string}) => any}} props
  */
 export function Field({ label, hint, error, hideLabel = false, class: name = "", end, children }) {
@@ -24,7 +24,7 @@ export function Field({ label, hint, error, hideLabel = false, class: name = "",
  * @property {string | number | null | undefined} value
  * @property {(value: string) => void} onInput
  * @property {any} [hint]
- * @property {string | null} [error]
+ * @property {any} [error]
  * @property {boolean} [hideLabel]
  * @property {any} [end] beside the label
  */
