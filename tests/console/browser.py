@@ -141,6 +141,14 @@ async def choose(page: Page, button: Locator, item: str) -> None:
                 return
 
 
+async def pass_time(page: Page, shown: Locator) -> None:
+    """Let time pass in a page, whose clock has been installed, until something is shown."""
+    async with asyncio.timeout(TIMEOUT_MS / 1000):
+        while await shown.count() == 0:
+            await page.clock.fast_forward(5_000)
+            await asyncio.sleep(0.1)  # for what it asks the server
+
+
 async def read_download(download: Download) -> list[str]:
     """Return the lines of a file that a page has saved."""
     path = await download.path()

@@ -228,6 +228,29 @@ async def test_status_shows_figures_of_the_chosen_time(browser: Browser, config:
         await expect(page.get_by_role("table", name="Public status").get_by_role("row").nth(1)).to_contain_text("m")
 
 
+async def test_status_of_now_does_not_depend_on_the_chosen_time(browser: Browser, config: Config) -> None:
+    async with (
+        server(FakeEngine("x"), config, model=plain_model()) as http,
+        open_page(browser, address(http), path="/models") as (page, _),
+    ):
+
+        async def answer(route: Route) -> None:
+            response = await route.fetch()
+            body = await response.json()
+            for name in ("tokens_per_second", "running"):
+                body["all"][name][-1] = 42 if "range=5m" in route.request.url else 7
+            await route.fulfill(response=response, json=body)
+
+        await page.route("**/admin/series?*", answer)
+        await page.goto(f"{address(http)}/#/status")
+        for name in ("30 days", "5 minutes"):
+            await page.get_by_role("tab", name=name, exact=True).click()
+            for label in ("Generated now", "Running"):
+                stat = page.locator(".stat", has=page.get_by_text(label, exact=True))
+                await expect(stat.locator("dd")).to_contain_text("42.0")
+        await page.unroute_all(behavior="ignoreErrors")
+
+
 async def test_range_tabs_are_moved_through_by_arrow_keys(browser: Browser, config: Config) -> None:
     async with (
         server(FakeEngine("x"), config, model=plain_model()) as http,

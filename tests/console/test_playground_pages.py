@@ -14,10 +14,10 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from syringa.config import Config
-from tests.chat_models import plain_model
+from tests.chat_models import plain_model, reasoning_model
 from tests.client import server
 from tests.console.axe import check_page
-from tests.console.browser import DESKTOP, PHONE, choose, open_page, read_download
+from tests.console.browser import DESKTOP, PHONE, choose, open_page, pass_time, read_download
 from tests.embedding_models import embedding_model
 from tests.fake_engine import FakeEngine
 
@@ -195,6 +195,41 @@ async def test_background_response_is_followed_and_canceled(browser: Browser, co
         await expect(detail.get_by_text("cancelled", exact=True)).to_be_visible()
         await expect(detail.get_by_role("progressbar")).to_have_count(0)
         assert (await http.get("/v1/responses")).json()["data"][0]["status"] == "cancelled"
+
+
+async def test_background_response_keeps_reasoning_apart_from_the_answer(browser: Browser, config: Config) -> None:
+    engine = FakeEngine("<think>Which one?</think>" + "word " * 5000, delay=0.05, at_once=5)
+    async with (
+        server(engine, config, model=reasoning_model()) as http,
+        open_page(browser, address(http), path="/responses") as (page, _),
+    ):
+        body = {"input": "Write a story", "max_output_tokens": 4000, "background": True}
+        id = (await http.post("/v1/responses", json=body)).json()["id"]
+        await page.goto(f"{address(http)}/#/responses/responses/{id}")
+        await expect(page.get_by_text("pieces of text so far")).to_be_visible()
+        items = page.locator("section", has=page.get_by_role("heading", name="Output", exact=True)).locator(".item")
+        reasoning = items.filter(has_text="reasoning")
+        answer = items.filter(has_text="assistant")
+        await expect(answer.locator(".item-text")).to_contain_text("word word")
+        await expect(reasoning.locator(".item-text")).to_have_text("Which one?")
+        await expect(answer).not_to_contain_text("Which")
+        assert (await http.post(f"/v1/responses/{id}/cancel")).status_code == 200
+        await expect(page.get_by_role("progressbar")).to_have_count(0)
+
+
+async def test_items_that_a_conversation_gets_are_shown(browser: Browser, config: Config) -> None:
+    async with (
+        server(FakeEngine("x"), config, model=plain_model()) as http,
+        open_page(browser, address(http), path="/completions") as (page, _),
+    ):
+        id = (await http.post("/v1/conversations", json={})).json()["id"]
+        await page.clock.install()
+        await page.goto(f"{address(http)}/#/responses/conversations/{id}")
+        await expect(page.get_by_text("None.", exact=True)).to_be_visible()
+        item = {"type": "message", "role": "user", "content": "Are you there?"}
+        added = await http.post(f"/v1/conversations/{id}/items", json={"items": [item]})
+        assert added.status_code == 200, added.text
+        await pass_time(page, page.get_by_text("Are you there?"))
 
 
 # Batches

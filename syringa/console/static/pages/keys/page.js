@@ -9,14 +9,16 @@ import { Badge, Button, Card, Dialog, EmptyState, ErrorNotice, Loaded, Notice, N
 import { act, list } from "../shared.js";
 import { CreateKey, LIMITS } from "./create.js";
 
+const LIST_MS = 10000;
+
 /** @typedef {import("../../hooks.js").Resource<any[]>} List */
 
 export default function KeysPage() {
   const [tab, setTab] = useState("keys");
   const [creating, setCreating] = useState(false);
   const [revoked, setRevoked] = useState(false);
-  const keys = useResource((signal) => list("/admin/keys", { revoked: revoked || null }, signal), [revoked]);
-  const organizations = useResource((signal) => list("/admin/organizations", {}, signal), []);
+  const keys = useResource((signal) => list("/admin/keys", { revoked: revoked || null }, signal), [revoked], { interval: LIST_MS });
+  const organizations = useResource((signal) => list("/admin/organizations", {}, signal), [], { interval: LIST_MS });
   const create = html`<${Button} variant="primary" icon="plus" onClick=${() => setCreating(true)}>Create key<//>`;
   const close = () => {
     setCreating(false);

@@ -51,24 +51,28 @@ export function ResponseDetail({ id, onGone, onChange }) {
   <//>`;
 }
 
+/** @typedef {{type: string, index: number, written: string}} LiveItem an item of the output, with its text so far */
+
 /** What a background response has written so far, as it grows. @param {{id: string, onEnd: () => void}} props */
 function Live({ id, onEnd }) {
-  const [text, setText] = useState("");
-  const [tokens, setTokens] = useState(0);
+  const [items, setItems] = useState(/** @type {LiveItem[]} */ ([]));
+  const [pieces, setPieces] = useState(0);
   const [error, setError] = useState(/** @type {any} */ (null));
   const [turn, setTurn] = useState(0);
   useEffect(() => {
     const controller = new AbortController();
     const follow = async () => {
-      let written = "";
+      /** @type {LiveItem[]} */
+      let written = [];
       let count = 0;
       try {
         for await (const data of stream("GET", `/v1/responses/${id}`, { query: { stream: true }, signal: controller.signal })) {
+          if (data.type === "response.output_item.added") written = [...written, { ...data.item, index: data.output_index, written: "" }];
           if (!String(data.type).endsWith(".delta")) continue;
-          written += data.delta;
+          written = written.map((each) => (each.index === data.output_index ? { ...each, written: each.written + data.delta } : each));
           count += 1;
-          setText(written);
-          setTokens(count);
+          setItems(written);
+          setPieces(count);
         }
         onEnd();
       } catch (failure) {
@@ -83,14 +87,22 @@ function Live({ id, onEnd }) {
     setTurn(turn + 1);
   };
   return html`<${Progress} label="The response is running" />
-    ${error ? html`<${ErrorNotice} error=${error} onRetry=${again} />` : html`<p class="muted small" role="status">${tokens === 0 ? "Waiting for the first token" : `${format.number(tokens)} pieces of text so far`}</p>`}
-    ${text && html`<div class="item-text">${text}</div>`}`;
+    ${error ? html`<${ErrorNotice} error=${error} onRetry=${again} />` : html`<p class="muted small" role="status">${pieces === 0 ? "Waiting for the first token" : `${format.number(pieces)} pieces of text so far`}</p>`}
+    ${items.length > 0 && html`<${ItemList} items=${items.map(asItem)} />`}`;
 }
 
-/** The items of a response's input or of a conversation. @param {{path: string}} props */
-export function Items({ path }) {
+/** An item as far as it is written. @param {LiveItem} live */
+function asItem({ index: _, written, ...item }) {
+  return item.type.endsWith("_call") ? { ...item, arguments: written } : { ...item, content: written };
+}
+
+/**
+ * The items of a response's input or of a conversation.
+ * @param {{path: string, interval?: number}} props `interval`: how often to look for more (ms)
+ */
+export function Items({ path, interval = 0 }) {
   const [pages, setPages] = useState(1);
-  const found = useResource((signal) => readPages(path, { order: "asc" }, pages, signal), [path, pages]);
+  const found = useResource((signal) => readPages(path, { order: "asc" }, pages, signal), [path, pages], { interval });
   return html`<${Loaded} of=${found}>
     ${(/** @type {{data: any[], more: boolean}} */ { data, more }) => html`<${ItemList} items=${data} />${more && html`<${Button} size="small" busy=${found.loading} onClick=${() => setPages(pages + 1)}>Show more<//>`}`}
   <//>`;

@@ -119,6 +119,6 @@ function Conversations({ id }) {
           empty=${html`<${EmptyState} icon="responses" title="No conversations">A conversation is created by POST /v1/conversations, and continued by responses that name it.<//>`} />
         ${more && html`<div class="tree-more"><${Button} size="small" onClick=${() => setPages(pages + 1)}>Show more<//></div>`}<//>`}
     <//>
-    ${id && html`<${Card} key=${id} title="Items"><${Items} path=${`/v1/conversations/${id}/items`} /><//>`}
+    ${id && html`<${Card} key=${id} title="Items"><${Items} path=${`/v1/conversations/${id}/items`} interval=${5000} /><//>`}
   </div>`;
 }

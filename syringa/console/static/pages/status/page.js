@@ -18,6 +18,7 @@ const RANGES = [
   { id: "7d", label: "7 days", interval: 60000, window: "24h" },
   { id: "30d", label: "30 days", interval: 60000, window: "30d" },
 ];
+const NOW = "5m"; // the range of the figures that are of this moment
 const PUBLIC_WINDOWS = ["5m", "1h", "24h", "30d"];
 const PERCENTILES = ["p50", "p90", "p99"];
 /** @type {Record<string, string>} */
@@ -47,9 +48,10 @@ function Figures({ range }) {
   const [model, setModel] = useState("");
   const models = useModels();
   const series = useResource((signal) => get("/admin/series", { range: range.id, model }, { signal }), [range.id, model], { interval: range.interval });
+  const now = useResource(async (signal) => (range.id === NOW ? null : get("/admin/series", { range: NOW, model }, { signal })), [range.id, model], { interval: 5000 });
   return html`${(models.data?.length ?? 0) > 1 && html`<div class="status-filter"><${ModelSelect} all models=${models.data} value=${model} onChange=${setModel} /></div>`}
     <${Loaded} of=${series} label="Loading figures">
-      ${(data) => html`<${Overview} data=${data} /><${Charts} data=${data} />`}
+      ${(data) => html`<${Overview} data=${data} now=${range.id === NOW ? data : now.data} /><${Charts} data=${data} />`}
     <//>`;
 }
 
@@ -58,17 +60,19 @@ function last(values) {
   return values.findLast((each) => each !== null && each !== undefined) ?? null;
 }
 
-/** @param {{data: any}} props */
-function Overview({ data }) {
+/** @param {{data: any, now: any}} props `now`: the shortest range, in which the last value is of some seconds */
+function Overview({ data, now }) {
   const all = data.all;
+  /** @param {string} name */
+  const current = (name) => (now ? last(now.all[name]) : null);
   const totals = all.totals;
   const ended = totals.ok + totals.failed;
   return html`<${Card} class="status-overview"><${Stats}>
-    <${Stat} label="Generated now" value=${format.number(last(all.tokens_per_second), 1)} detail="tokens/s" />
-    <${Stat} label="Running" value=${format.number(last(all.running), 1)} detail=${`${format.number(last(all.waiting), 1)} waiting`} />
+    <${Stat} label="Generated now" value=${format.number(current("tokens_per_second"), 1)} detail="tokens/s" />
+    <${Stat} label="Running" value=${format.number(current("running"), 1)} detail=${`${format.number(current("waiting"), 1)} waiting`} />
     <${Stat} label="First token" value=${format.seconds(totals.ttft_p50)} detail=${`p99 ${format.seconds(totals.ttft_p99)}`} />
     <${Stat} label="Per token" value=${format.seconds(totals.tpot_p50)} detail=${`p99 ${format.seconds(totals.tpot_p99)}`} />
-    <${Stat} label="KV cache in use" value=${format.percent(last(all.kv_usage))} />
+    <${Stat} label="KV cache in use" value=${format.percent(current("kv_usage"))} />
     <${Stat} label="Prefix-cache hits" value=${format.percent(totals.cache_hit_share)} detail="of prompt tokens" />
     <${Stat} label="Requests" value=${format.short(totals.requests)} detail=${`${format.short(totals.output_tokens)} tokens out`} />
     <${Stat} label="Failed" value=${ended > 0 ? format.percent(totals.failed / ended, 1) : format.NONE} detail=${`${format.number(totals.failed)} requests`} />
