@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -14,7 +15,7 @@ from syringa.config import Config
 from tests.chat_models import plain_model
 from tests.client import server, until
 from tests.console.axe import check_page
-from tests.console.browser import DESKTOP, PHONE, open_page, read_download
+from tests.console.browser import DESKTOP, PHONE, open_page, pass_time, read_download
 from tests.fake_engine import FakeEngine
 from tests.http.routes.test_admin import bearer, stored_key
 
@@ -148,6 +149,22 @@ async def test_last_use_of_a_key_is_shown(browser: Browser, config: Config) -> N
             await expect(row).to_contain_text(re.compile("just now|minutes? ago"))
 
 
+async def test_keys_that_others_create_are_shown(browser: Browser, config: Config) -> None:
+    admin = await stored_key(config.database, admin=True, name="root")
+    async with (
+        server(FakeEngine("x"), config, model=plain_model()) as http,
+        open_page(browser, address(http), path="/usage", key=admin) as (page, _),
+    ):
+        await page.clock.install()
+        await page.goto(f"{address(http)}/#/keys")
+        await expect(page.get_by_role("button", name="Revoke root", exact=True)).to_be_visible()
+        created = await http.post("/admin/keys", json={"organization": "lilac", "name": "new"}, headers=bearer(admin))
+        assert created.status_code == 200, created.text
+        await pass_time(page, page.get_by_role("button", name="Revoke new", exact=True))
+        await page.get_by_role("tab", name="Organizations", exact=True).click()
+        await pass_time(page, page.get_by_role("button", name="Limits of lilac", exact=True))
+
+
 @SIZES
 async def test_limits_of_an_organization_are_changed(browser: Browser, config: Config, size: tuple[int, int]) -> None:
     admin = await stored_key(config.database, admin=True)
@@ -224,12 +241,24 @@ async def test_usage_is_shown_by_group_and_downloaded(browser: Browser, config: 
         ]
         await page.get_by_label("Group by", exact=True).select_option("key")
         await expect(page.get_by_role("cell", name="web (acme)", exact=True)).to_be_attached()
+        await page.get_by_text("Figures by day", exact=True).click()
+        figures = page.get_by_role("table", name="Output tokens by day and key, in figures")
+        await expect(figures.get_by_role("row").nth(0)).to_contain_text("web (acme)")
+        await expect(figures.get_by_role("row")).to_have_count(2)  # days without usage are left out
+        today = datetime.now(UTC)
+        await expect(figures.get_by_role("row").nth(1)).to_contain_text(f"{today:%b} {today.day}, {today.year}")
+        await expect(figures.get_by_role("row").nth(1).get_by_role("cell").nth(1)).to_have_text("8")
+        await check_page(page)
+        async with page.expect_download() as download:
+            await page.get_by_role("button", name="Download CSV").click()
+        rows = list(csv.DictReader(await read_download(await download.value)))
+        assert {(row["key_name"], row["organization"]) for row in rows} >= {("web", "acme")}
         await page.get_by_label("Organization", exact=True).select_option("lilac")
         await expect(page.get_by_role("table", name="Usage by key").get_by_role("row")).to_have_count(2)
 
 
 async def test_key_without_admin_rights_sees_its_own_organization_only(browser: Browser, config: Config) -> None:
-    acme, lilac = await stored_key(config.database, "acme"), await stored_key(config.database, "lilac")
+    acme, lilac = await stored_key(config.database, "acme", name="web"), await stored_key(config.database, "lilac")
     async with server(FakeEngine("Hello."), config, model=plain_model(id="m")) as http:
         for key, text in ((acme, "Of acme"), (lilac, "Of lilac")):
             answer = await http.post("/v1/responses", json={"input": text}, headers=bearer(key))
@@ -245,6 +274,8 @@ async def test_key_without_admin_rights_sees_its_own_organization_only(browser: 
             table = page.get_by_role("table", name="Usage by model")
             await expect(table.get_by_role("row").nth(1).get_by_role("cell").nth(1)).to_have_text("1")
             await expect(page.get_by_label("Organization")).to_have_count(0)
+            await page.get_by_label("Group by", exact=True).select_option("key")
+            await expect(page.get_by_role("cell", name="web", exact=True)).to_be_attached()
             pages = page.get_by_role("navigation", name="Pages")
             for link in ("Keys", "Fleet"):
                 await expect(page.get_by_role("link", name=link, exact=True)).to_have_count(0)

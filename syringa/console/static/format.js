@@ -5,6 +5,7 @@ const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumFra
 const significant = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 2 });
 const dateTime = new Intl.DateTimeFormat("en-US", { dateStyle: "medium", timeStyle: "short" });
 const day = new Intl.DateTimeFormat("en-US", { dateStyle: "medium" });
+const utcDays = new Intl.DateTimeFormat("en-US", { dateStyle: "medium", timeZone: "UTC" });
 
 export const NONE = "–";
 
@@ -73,6 +74,11 @@ export function time(value) {
 export function date(value) {
   const at = toDate(value);
   return at === null ? NONE : day.format(at);
+}
+
+/** A day as the server counts it, in UTC. @param {number} value Unix seconds */
+export function utcDay(value) {
+  return utcDays.format(value * 1000);
 }
 
 /** "3 minutes ago". @param {number | string | Date | null | undefined} value */

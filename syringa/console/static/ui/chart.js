@@ -1,6 +1,6 @@
 /** Line and bar charts over time on uPlot, in the theme's colors, with a summary for screen readers. */
 
-import { NONE, time } from "../format.js";
+import { NONE, time, utcDay } from "../format.js";
 import { html, useEffect, useLayoutEffect, useRef } from "../lib.js";
 import { themeChanges } from "../state.js";
 import uPlot from "../vendor/uplot.js";
@@ -9,7 +9,6 @@ const DAY = 86400;
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7, 1e8, 1e9, 1e10];
 const dayFormat = new Intl.DateTimeFormat("en-US", { month: "short", day: "numeric" });
 const utcDayFormat = new Intl.DateTimeFormat("en-US", { month: "short", day: "numeric", timeZone: "UTC" });
-const utcDateFormat = new Intl.DateTimeFormat("en-US", { dateStyle: "medium", timeZone: "UTC" });
 const minuteFormat = new Intl.DateTimeFormat("en-US", { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const secondFormat = new Intl.DateTimeFormat("en-US", { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 
@@ -55,7 +54,7 @@ export function Chart({ label, times, series, height = 180, bars = false, stacke
       ],
       hooks: { setCursor: [showLast], ready: [showLast], setData: [showLast] },
       series: [
-        { label: "", value: (/** @type {any} */ _, /** @type {number | null} */ at) => (at === null ? "" : daily ? utcDateFormat.format(at * 1000) : timeText(at, latest.current.times)) },
+        { label: "", value: (/** @type {any} */ _, /** @type {number | null} */ at) => (at === null ? "" : daily ? utcDay(at) : timeText(at, latest.current.times)) },
         ...series.map((each, index) => {
           const stroke = color(`--chart-${each.color ?? (index % 6) + 1}`);
           return {

@@ -33,18 +33,13 @@ export default function UsagePage() {
   const [organization, setOrganization] = useState("");
   const models = useModels();
   const organizations = useResource(async (signal) => (admin && withKeys ? list("/admin/organizations", {}, signal) : []), [admin]);
-  const keys = useResource(async (signal) => (admin && by === "key" ? list("/admin/keys", { revoked: true }, signal) : []), [admin, by]);
   const path = admin ? "/admin/usage" : "/v1/usage";
   const since = new Date((Math.floor(Date.now() / 1000 / DAY) - Number(days) + 1) * DAY * 1000).toISOString().slice(0, 10);
-  const query = { since, model, ...(admin && { organization }) };
-  const usage = useResource(async (signal) => ({ rows: await list(path, { by: `day,${by}`, ...query }, signal), by, days: Number(days) }), [path, by, since, model, organization], { interval: 30000 });
+  const grouping = `day,${by}${admin && by === "key" ? ",organization" : ""}`;
+  const query = { by: grouping, since, model, ...(admin && { organization }) };
+  const usage = useResource(async (signal) => ({ rows: await list(path, query, signal), by, days: Number(days) }), [path, by, since, model, organization], { interval: 30000 });
   const groups = ["model", ...(withKeys ? [...(admin ? ["organization"] : []), "key"] : []), "endpoint", "user"];
-  const save = () => act(() => download(path, `usage-${since}.csv`, { query: { by: `day,${by}`, ...query, format: "csv" } }));
-  /** @param {string} id */
-  const label = (id) => {
-    const key = keys.data?.find((each) => each.id === id);
-    return key ? `${key.name || key.hint} (${key.organization})` : id || "(unknown)";
-  };
+  const save = () => act(() => download(path, `usage-${since}.csv`, { query: { ...query, format: "csv" } }));
   return html`<${Page} title="Usage" lead=${admin ? "What all organizations have used." : "What your organization has used."} actions=${html`<${Button} icon="download" onClick=${save}>Download CSV<//>`}>
     <div class="grid filters">
       <${Select} label="Time" value=${days} onChange=${setDays} options=${RANGES} />
@@ -57,7 +52,7 @@ export default function UsagePage() {
       ${(/** @type {{rows: any[], by: string, days: number}} */ report) =>
         report.rows.length === 0
           ? html`<${Card}><${EmptyState} icon="usage" title="Nothing was used in this time">Usage appears here a second after a request has ended. Send one on the <a href="#/chat">chat page</a>, or choose a longer time.<//><//>`
-          : html`<${Report} ...${report} measure=${measure} label=${label} />`}
+          : html`<${Report} ...${report} measure=${measure} />`}
     <//>
   <//>`;
 }
@@ -67,10 +62,19 @@ function sum(rows) {
   return Object.fromEntries(SUMMED.map((name) => [name, rows.reduce((total, row) => total + row[name], 0)]));
 }
 
-/** @param {{rows: any[], by: string, days: number, measure: string, label: (id: string) => string}} props */
-function Report({ rows, by, days, measure, label }) {
+/** What a group of rows is called: keys by their names. @param {any} row one of them @param {string} by */
+function nameOf(row, by) {
+  if (by === "key" && row.key_name) return row.organization ? `${row.key_name} (${row.organization})` : row.key_name;
+  return row[by] || "(unknown)";
+}
+
+/** @param {{rows: any[], by: string, days: number, measure: string}} props */
+function Report({ rows, by, days, measure }) {
   const shown = /** @type {typeof MEASURES[string]} */ (MEASURES[measure]);
   const total = sum(rows);
+  const labels = new Map(rows.map((each) => [each[by] ?? "", nameOf(each, by)]));
+  /** @param {string} name */
+  const label = (name) => labels.get(name) ?? name;
   const names = [...new Set(rows.map((each) => each[by] ?? ""))];
   const groups = names.map((name) => ({ name, ...sum(rows.filter((row) => (row[by] ?? "") === name)) })).sort((a, b) => shown.of(b) - shown.of(a));
   const today = Math.floor(Date.now() / 1000 / DAY) * DAY;
@@ -104,6 +108,28 @@ function Report({ rows, by, days, measure, label }) {
       <${Stat} label="Output tokens" value=${format.short(total.output_tokens)} detail=${`${format.short(total.reasoning_tokens)} of them reasoning`} />
       <${Stat} label="Cost" value=${format.money(total.cost)} detail=${total.cost === 0 ? "no prices are set" : undefined} />
     <//><//>
-    <${Card} title=${`${shown.label} by day and ${by}`}><${Chart} label=${`${shown.label} by day and ${by}`} height=${240} bars stacked daily whole=${measure !== "cost"} times=${times} series=${series} format=${shown.format} /><//>
+    <${Card} title=${`${shown.label} by day and ${by}`}><${Chart} label=${`${shown.label} by day and ${by}`} height=${240} bars stacked daily whole=${measure !== "cost"} times=${times} series=${series} format=${shown.format} />
+      <${Days} caption=${`${shown.label} by day and ${by}, in figures`} times=${times} series=${series} exact=${measure === "cost" ? format.money : format.number} /><//>
     <${Card} class="flush"><${Table} caption=${`Usage by ${by}`} columns=${columns} rows=${groups} rowKey=${(row) => row.name} initialSort=${{ key: "requests", descending: true }} /><//>`;
+}
+
+/**
+ * The figures of the chart, for those who do not see it or want them exactly: the days on which something was used.
+ * @param {{caption: string, times: number[], series: {label: string, values: number[]}[], exact: (value: number) => string}} props
+ */
+function Days({ caption, times, series, exact }) {
+  const rows = times.map((time, index) => ({ time, index })).filter(({ index }) => series.some((each) => each.values[index]));
+  const columns = [
+    { key: "time", label: "Day", sort: (/** @type {any} */ row) => row.time, render: (/** @type {any} */ row) => html`<span class="nowrap">${format.utcDay(row.time)}</span>` },
+    ...series.map((each, place) => ({
+      key: String(place),
+      label: each.label,
+      numeric: true,
+      sort: (/** @type {any} */ row) => each.values[row.index],
+      render: (/** @type {any} */ row) => exact(each.values[row.index] ?? 0),
+    })),
+  ];
+  return html`<details class="usage-days"><summary>Figures by day</summary>
+    <${Table} caption=${caption} columns=${columns} rows=${rows} rowKey=${(row) => row.time} initialSort=${{ key: "time", descending: true }} />
+  </details>`;
 }
