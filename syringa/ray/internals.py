@@ -159,13 +159,23 @@ def draining_nodes() -> dict[str, float]:
 
 
 def run_command(arguments: list[str]) -> None:
-    """Run the command `ray` in this process, until it exits."""
+    """Run the command `ray` in this process until it exits, as if Ray were installed without its extras.
+
+    With them, a head would have a port for Ray Client, and each node one for jobs and one that shows its metrics to
+    everything that connects. There are no options against these.
+    """
     import sys
 
-    from ray.scripts.scripts import main
+    from ray._private import utils
+    from ray.scripts import scripts
 
+    def missing() -> ImportError:
+        return ImportError("a cluster uses no extras of Ray")
+
+    utils.get_dashboard_dependency_error = missing
+    scripts.get_ray_client_dependency_error = missing
     sys.argv = ["ray", *arguments]
-    main()
+    scripts.main()
 
 
 def _own_labels(labels: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """The processes of Ray on this machine: `ray start` for a head or for a node, as a child of this process.
 
 Ray's ports run code for everything that connects. All of it is therefore behind a token and mutual TLS with
-certificates of an authority that only Ray's processes have; there is no dashboard and no usage report.
+certificates of an authority that only Ray's processes have; there is no dashboard, no job server, no Ray Client and no
+usage report.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def environment(folder: ClusterFolder, *, redis: str = "") -> dict[str, str]:
         "RAY_TLS_SERVER_KEY": files.key,
         "RAY_TLS_CA_CERT": files.ca,
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_enable_metrics_collection": "false",  # agents would show them to everything that connects
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # nodes are drained before their processes are stopped
         "RAY_health_check_period_ms": "1000",  # of nodes, by the head; 5 failures in a row mean that one is lost
         "RAY_memory_monitor_refresh_ms": "0",  # would kill replicas when the owner's processes fill the memory

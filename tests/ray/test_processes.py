@@ -78,6 +78,7 @@ def test_environment_requires_a_token_and_tls_of_rays_own_authority(tmp_path: Pa
         str(tmp_path / "ray" / name) for name in ("node.pem", "node.key", "ca.pem")
     }
     assert variables["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert variables["RAY_enable_metrics_collection"] == "false"
     assert "RAY_REDIS_ADDRESS" not in variables
 
 
