@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from syringa.engine.gpu import device as gpu_device
+from syringa.engine.gpu.decoder import GpuDecoder
 from syringa.engine.gpu.expert_loading import mxfp4_weight
 from syringa.engine.gpu.ops import base as ops_module
 from syringa.engine.gpu.ops.base import ReferenceOps
@@ -186,7 +187,8 @@ def test_experts_are_refused_by_name_with_unsupported_options(
 
 def test_mxfp4_folder_is_refused_on_cpu(tmp_path: Path) -> None:
     save_mxfp4(tmp_path)
-    with pytest.raises(ModelError, match="quantized"):
+    message = r"its folder is quantized \(mxfp4\), which is read on a GPU only: use --device cuda, the original folder"
+    with pytest.raises(ModelError, match=message):
         load_model(LoadOptions(str(tmp_path), device="cpu"))
 
 
@@ -196,9 +198,18 @@ def test_moe_families_are_native_on_gpu_only() -> None:
         assert not is_native({"model_type": kind, "hidden_act": "silu"}, "cpu")
 
 
-def test_experts_in_groups_are_not_native() -> None:
-    assert is_native({"model_type": "glm4_moe", "n_group": 1}, "cuda")
-    assert not is_native({"model_type": "glm4_moe", "n_group": 4}, "cuda")
+def test_experts_in_groups_run_on_transformers_definition(tmp_path: Path, load_gpu_folder: Callable[..., Any]) -> None:
+    groups = {"n_group": 2, "topk_group": 1, "n_routed_experts": 6, "num_experts_per_tok": 2}
+    hf_model = save(tmp_path, AutoConfig.for_model("glm4_moe", **(SIZES | GLM4_MOE | groups)))
+    assert not is_native(describe(locate(str(tmp_path))).config, "cuda")
+    on_cpu = load_model(LoadOptions(str(tmp_path), dtype="fp32", device="cpu", threads=1))
+    for logits, prompt in zip(run(on_cpu, PROMPTS[:2]), PROMPTS, strict=False):
+        assert difference(logits, reference(hf_model, prompt)) < 1e-3
+    assert not isinstance(load_gpu_folder(tmp_path).gpu.decoder, GpuDecoder)
+    edit_config(tmp_path, quantization_config={"quant_method": "fp8"})
+    message = r"quantized \(fp8\), which is read for models of the native decoder only: use the original folder, or"
+    with pytest.raises(ModelError, match=message):
+        load_gpu_folder(tmp_path)
 
 
 def test_read_config_of_gpt_oss(tmp_path: Path) -> None:

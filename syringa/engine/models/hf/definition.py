@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from syringa.engine.models.config import is_native
 from syringa.engine.models.hf import attention as hf_attention
 from syringa.engine.models.hf import vision as hf_vision
 from syringa.engine.models.hf.attention import UnsupportedModel
@@ -35,8 +36,8 @@ def find_definition(files: ModelFiles, description: ModelDescription) -> HFDefin
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, __version__
 
     raw = description.config
-    if "quantization_config" in raw:
-        raise UnsupportedModel("its folder is quantized; use the original, or a GGUF file")
+    if raw.get("quantization_config") is not None:
+        raise UnsupportedModel(_describe_quantized(raw))
     multimodal = any(raw.get(each) for each in MULTIMODAL_CONFIGS)
     if multimodal and raw.get("model_type") not in FAMILIES:
         raise UnsupportedModel(
@@ -63,6 +64,17 @@ def find_definition(files: ModelFiles, description: ModelDescription) -> HFDefin
     if model_class.__name__ != description.architecture:
         raise UnsupportedModel(f"its config.json names that class, and only {model_class.__name__} generates text")
     return HFDefinition(model_class, config, hf_vision.find_family(config) if multimodal else None)
+
+
+def _describe_quantized(raw: dict[str, Any]) -> str:
+    """Return why a quantized folder cannot be run on transformers' definition, and what can."""
+    found = raw["quantization_config"]
+    method = found.get("quant_method") if isinstance(found, dict) else found
+    if is_native(raw, "cuda"):  # with experts
+        where, use = "on a GPU only", "--device cuda, the original folder, or a GGUF file"
+    else:
+        where, use = "for models of the native decoder only", "the original folder, or a GGUF file"
+    return f"its folder is quantized ({method}), which is read {where}: use {use}"
 
 
 def _check_config(config: Any) -> None:
