@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import deque
 from pathlib import Path
@@ -23,7 +24,7 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.slow
-async def test_memory_does_not_grow_with_the_number_of_lines(tmp_path: Path) -> None:
+async def test_batch_of_50_000_lines_runs_each_once_in_flat_memory(tmp_path: Path) -> None:
     engine = FakeEngine("hello " * 20, at_once=200)
     engine.requests = deque(maxlen=1)  # type: ignore[assignment]
     padding = "x" * 1000
@@ -50,6 +51,14 @@ async def test_memory_does_not_grow_with_the_number_of_lines(tmp_path: Path) -> 
         assert done["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
         records = await http.app_state.store.read(lambda session: session.usage.sums())
         assert records[0].requests == LINES
+        # Each line is in the output once, in the order of the input.
+        number = 0
+        async with http.stream("GET", f"{FILES}/{done['output_file_id']}/content") as answer:
+            async for line in answer.aiter_lines():
+                assert json.loads(line)["custom_id"] == str(number)
+                number += 1
+        assert number == LINES
+        assert done["error_file_id"] is None
         file_row = await read(http.app_state.store).files.get("", done["output_file_id"])
         assert min(file_row.bytes, content.stat().st_size) > MAX_GROWTH
     growth = max(samples) - samples[0]
