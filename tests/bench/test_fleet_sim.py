@@ -231,12 +231,13 @@ def test_rejection_with_room_that_is_not_used_has_no_explanation() -> None:
 
 
 @pytest.mark.slow
-def test_small_simulation_loses_nothing_and_depends_on_its_seed_alone() -> None:
+def test_small_simulation_meets_its_targets_and_depends_on_its_seed_alone() -> None:
     def run(seed: int, hash_seed: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "bench.fleet_sim", "--quick", "--json", "--seed", str(seed)]
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         root = Path(__file__).parents[2]
         found = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, timeout=900, check=False)
+        assert found.returncode == 0, found.stdout  # the targets that do not depend on the machine are met
         result: dict[str, Any] = json.loads(found.stdout)
         return result
 
@@ -245,6 +246,7 @@ def test_small_simulation_loses_nothing_and_depends_on_its_seed_alone() -> None:
     assert first["digest"] != other["digest"]
     for each in (first, other):
         assert each["lost"] == 0
+        assert each["share"] >= 0.9
         assert each["requests"] == each["completed"] + sum(each["rejected"].values())
         assert each["rejected"].get("other", 0) == 0
         assert each["moves"].keys() == {"crash", "drain", "silence", "balance"}
