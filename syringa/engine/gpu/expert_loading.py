@@ -15,6 +15,7 @@ from syringa.engine.loading.device_copy import copy_weight
 from syringa.engine.loading.quantized import QuantizedWeight, ReadQuantized
 from syringa.engine.models.config import MXFP4_GROUP, DecoderConfig
 from syringa.engine.models.decoder import ReadWeight
+from syringa.errors import ModelError
 
 
 def load_experts(
@@ -76,7 +77,9 @@ def _load_stored(
 ) -> tuple[PackedWeight, PackedWeight] | None:
     """Return the experts as they are stored, the shared one last.
 
-    None if they are not quantized alike, with reordered inputs, or if several shared experts are stored as one.
+    None if they are not quantized alike, or if several shared experts are stored as one.
+    Raise `ModelError` for reordered inputs that the config does not tell of: memory was not planned for their
+    conversion.
     """
     if config.shared_experts > 1:
         return None
@@ -85,8 +88,12 @@ def _load_stored(
     for module in modules:
         gate, up, out = (quantized(f"{prefix}{module}.{each}.weight", device) for each in names.projections)
         gate_up = concat_quantized([gate, up])
-        if gate_up is None or out is None or gate_up.order is not None or out.order is not None:
+        if gate_up is None or out is None:
             return None
+        if gate_up.order is not None or out.order is not None:
+            raise ModelError(
+                f"{prefix}{module} has its inputs in act-order, and config.json does not say so: use --dtype bf16"
+            )
         gate_ups.append(pack_weight(gate_up))
         downs.append(pack_weight(out))
     return stack_packed(gate_ups), stack_packed(downs)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+from syringa.engine.models.config import MOE_TYPES
+from syringa.engine.models.hybrid_config import HYBRID_TYPES, has_experts, language_config
 from syringa.errors import ModelError
 
 Packing = Literal["none", "gptq", "awq", "compressed"]
 READABLE = "FP8, GPTQ and AWQ in 4 bits, and compressed-tensors of these can, and GGUF files"
 _INT4_FORMATS = ("pack-quantized",)
+_ACT_ORDERS = (True, "group", "dynamic")  # others reorder inputs only while weights are quantized
 _FP8_FORMATS = ("float-quantized", "naive-quantized")
 
 
@@ -21,6 +24,7 @@ class Quantization(NamedTuple):
     group: int = 0  # inputs of a scale of 4-bit weights; 0 or less: all
     block: tuple[int, int] = (128, 128)  # outputs and inputs of a scale of FP8 weights that have blocks
     zero_offset: int = 0  # what is missing from the stored zero points
+    act_order: bool = False  # groups are of inputs that are not side by side
 
 
 def read_quantization(config: dict[str, Any]) -> Quantization | None:
@@ -39,12 +43,19 @@ def read_quantization(config: dict[str, Any]) -> Quantization | None:
             return None  # the experts' tensors say so themselves
         case "fp8":
             return Quantization("fp8", 8, block=_block(found.get("weight_block_size")))
+        case "fbgemm_fp8":  # a scale per output
+            return Quantization("fbgemm_fp8", 8)
+        case "modelopt":  # a scale per tensor
+            _require(found, "quant_algo", ("FP8",), "ModelOpt weights in {!r}")
+            return Quantization("modelopt", 8)
         case "gptq":
             _require(found, "bits", (4,), "GPTQ weights of {} bits")
             _require(found, "checkpoint_format", (None, "gptq", "gptq_v2"), "GPTQ weights in the layout {!r}")
             # The first layout stores zero points minus one.
             offset = 0 if found.get("checkpoint_format") == "gptq_v2" else 1
-            return Quantization("gptq", 4, "gptq", _integer(found, "group_size"), zero_offset=offset)
+            group = _integer(found, "group_size")
+            reordered = bool(found.get("desc_act")) and group > 0
+            return Quantization("gptq", 4, "gptq", group, zero_offset=offset, act_order=reordered)
         case "awq":
             _require(found, "bits", (4,), "AWQ weights of {} bits")
             _require(found, "version", (None, "gemm", "GEMM"), "AWQ weights in the layout {!r}")
@@ -55,11 +66,19 @@ def read_quantization(config: dict[str, Any]) -> Quantization | None:
 
 
 def stored_dtype(config: dict[str, Any]) -> str:
-    """Return the dtype of a folder's linear layers on a GPU that keeps them as they are: bf16, fp8, int4 or mxfp4."""
+    """Return the dtype of a folder's linear layers on a GPU that keeps them as they are: bf16, fp8, int4 or mxfp4.
+
+    It is bf16, too, if the kernels cannot read the experts as they are: then all layers are converted.
+    """
     quantization = read_quantization(config)
-    if quantization is not None:
-        return "fp8" if quantization.bits == 8 else "int4"
-    return "mxfp4" if config.get("quantization_config") else "bf16"
+    if quantization is None:
+        return "mxfp4" if config.get("quantization_config") else "bf16"
+    language = language_config(config)
+    kind = language.get("model_type")
+    sparse = kind in MOE_TYPES or (kind in HYBRID_TYPES and has_experts(language))
+    if sparse and (quantization.act_order or language.get("n_shared_experts", 1) not in (None, 0, 1)):
+        return "bf16"
+    return "fp8" if quantization.bits == 8 else "int4"
 
 
 def _read_compressed(found: dict[str, Any]) -> Quantization:
@@ -80,7 +99,9 @@ def _read_compressed(found: dict[str, Any]) -> Quantization:
         sizes = {each.get("group_size") or 0 for each in schemes}
         if len(sizes) != 1:
             raise _unreadable("4-bit weights in groups of several sizes")
-        return Quantization("compressed-tensors", 4, "compressed", _integer(schemes[0], "group_size", 0))
+        group = _integer(schemes[0], "group_size", 0)
+        reordered = any(each.get("actorder") in _ACT_ORDERS for each in schemes)
+        return Quantization("compressed-tensors", 4, "compressed", group, act_order=reordered)
     shown = ", ".join(f"{bits}-bit {kind}" for bits, kind in sorted(kinds, key=str))
     raise _unreadable(f"compressed-tensors of {shown} weights in the format {layout!r}")
 

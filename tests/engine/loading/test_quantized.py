@@ -90,6 +90,8 @@ def open_folder(folder: Path, tensors: Tensors, quantization: dict[str, Any]) ->
 CASES: dict[str, tuple[Callable[[], tuple[Tensors, torch.Tensor]], dict[str, Any]]] = {
     "fp8 per tensor": (lambda: fp8_folder("tensor"), FP8),
     "fp8 per channel": (lambda: fp8_folder("channel"), CT_FP8),
+    "fp8 of fbgemm": (lambda: fp8_folder("channel"), {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}),
+    "fp8 of modelopt": (lambda: fp8_folder("tensor"), {"quant_method": "modelopt", "quant_algo": "FP8"}),
     "fp8 in blocks": (lambda: fp8_folder("block"), FP8_BLOCKS),
     "gptq": (lambda: int4_folder("gptq"), GPTQ),
     "gptq act-order": (lambda: int4_folder("gptq act-order"), GPTQ | {"desc_act": True}),
@@ -208,6 +210,7 @@ def test_tensor_that_is_quantized_otherwise_is_refused_by_name(
     ("quantization", "message"),
     [
         ({"quant_method": "bitsandbytes"}, "weights quantized with 'bitsandbytes' cannot be read: FP8, GPTQ and AWQ"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "ModelOpt weights in 'NVFP4' cannot be read"),
         (GPTQ | {"bits": 3}, "GPTQ weights of 3 bits cannot be read"),
         (GPTQ | {"checkpoint_format": "marlin"}, "GPTQ weights in the layout 'marlin' cannot be read"),
         (AWQ | {"version": "gemv"}, "AWQ weights in the layout 'gemv' cannot be read"),

@@ -15,12 +15,14 @@ from syringa.engine.gpu.packed_weight import PackedWeight
 from syringa.engine.loading.gpu_model import load_native_on_gpu
 from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
 from syringa.engine.loading.loader import load_model
+from syringa.engine.loading.model_size import read_model_size
 from syringa.engine.loading.weights import open_weights
 from syringa.engine.models.config import read_config
-from syringa.errors import ConfigError
+from syringa.engine.models.quantization import stored_dtype
+from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import describe, locate
 from tests.engine.gpu.test_decoder import EXPERTS, GLM4_MOE, LOCAL_EXPERTS
-from tests.engine.loading.quantized_folders import quantize_folder
+from tests.engine.loading.quantized_folders import FP8, LAYOUTS, compressed, edit_config, quantize_folder
 from tests.engine.models.hybrid_models import make_config, save_hybrid
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
@@ -124,3 +126,32 @@ def test_deterministic_mode_of_quantized_folder_is_refused_with_advice_that_help
     save_quantized(tmp_path, name, layout)
     with pytest.raises(ConfigError, match=message):
         load_gpu_folder(tmp_path, deterministic=True)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_next"])
+def test_experts_in_act_order_are_planned_and_loaded_in_bf16(
+    tmp_path: Path, load_gpu_folder: Callable[..., Any], name: str
+) -> None:
+    save_quantized(tmp_path, name, "gptq act-order")
+    files = locate(str(tmp_path))
+    assert read_model_size(files, describe(files)).gpu_dtype == "bf16"
+    loaded = load_gpu_folder(tmp_path)
+    assert loaded.info.dtype == "bf16"
+    assert not isinstance(loaded.gpu.decoder.layers[0].mlp.down, PackedWeight)
+    edit_config(tmp_path, quantization_config=LAYOUTS["gptq"])
+    with pytest.raises(ModelError, match=r"mlp\.experts\.0 has its inputs in act-order.*use --dtype bf16"):
+        load_gpu_folder(tmp_path)
+    assert load_gpu_folder(tmp_path, dtype="bf16").info.dtype == "bf16"
+
+
+def test_several_shared_experts_are_planned_in_bf16() -> None:
+    config = {"model_type": "glm4_moe", "quantization_config": FP8}
+    assert stored_dtype(config) == stored_dtype(config | {"n_shared_experts": 1}) == "fp8"
+    assert stored_dtype(config | {"n_shared_experts": 2}) == "bf16"
+
+
+@pytest.mark.parametrize(("order", "reordered"), [(None, False), ("weight", False), ("group", True), (True, True)])
+def test_act_order_of_compressed_tensors_is_read(order: object, reordered: bool) -> None:
+    quantization = compressed("pack-quantized", num_bits=4, type="int", group_size=32, actorder=order)
+    for kind, dtype in (("llama", "int4"), ("qwen3_moe", "bf16" if reordered else "int4")):
+        assert stored_dtype({"model_type": kind, "quantization_config": quantization}) == dtype
