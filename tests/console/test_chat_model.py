@@ -94,6 +94,31 @@ async def test_chat_compares_two_settings(page: Page) -> None:
     await expect(first.get_by_text("Out2", exact=True)).to_have_count(0)
 
 
+async def test_chat_loads_another_model_and_compares_two(page: Page, shared: Server) -> None:
+    async with httpx.AsyncClient(base_url=shared.url, timeout=60) as http:
+        (await http.put("/admin/models/spare", json={"path": "default", "max_model_len": 256})).raise_for_status()
+        try:
+            picker = page.get_by_role("toolbar").get_by_label("Model", exact=True)
+            await expect(picker.get_by_role("option", name="spare (cold)", exact=True)).to_be_attached()
+            await picker.select_option("spare")
+            settings, badge = page.get_by_role("complementary", name="Settings"), page.locator(".chat-model .badge")
+            await expect(badge).to_have_text("cold")
+            await expect(settings.get_by_text("256 tokens of context", exact=True)).to_be_visible()
+            await settings.get_by_role("button", name="Load now", exact=True).click()
+            await expect(badge).to_have_text("loaded")
+            await expect(settings.get_by_role("button", name="Load now", exact=True)).to_have_count(0)
+
+            await page.get_by_role("toolbar").get_by_role("button", name="Compare", exact=True).click()
+            await page.get_by_label("Model of thread B", exact=True).select_option("smollm2")
+            await ask(page, "What is the capital of France?")
+            await finished(page, 2)
+            for name, model in (("Thread A", "spare"), ("Thread B", "smollm2")):
+                thread = page.get_by_role("region", name=name, exact=True)
+                await expect(thread.get_by_role("article", name=model, exact=True)).to_have_count(1)
+        finally:
+            (await http.delete("/admin/models/spare")).raise_for_status()
+
+
 async def test_tool_call_is_answered_by_hand(page: Page) -> None:
     await page.get_by_role("button", name="Example", exact=True).click()
     await page.get_by_label("Tool choice", exact=True).select_option("get_weather")

@@ -5,6 +5,8 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "../../lib.js
 
 /** @typedef {import("./conversation.js").TokenInfo} TokenInfo */
 
+/** Tokens of a block, which ends with a line: the browser lays out the last block only while tokens arrive. */
+const BLOCK = 200;
 const LEVELS = [0.9, 0.7, 0.5, 0.3, 0.1];
 
 /** 0 (likely) to 5 (unlikely). @param {number} logprob */
@@ -40,6 +42,7 @@ export function textWith(tokens, at, alternative) {
 export function Tokens({ tokens, onBranch }) {
   const root = useRef(/** @type {HTMLDivElement | null} */ (null));
   const shown = useRef(/** @type {TokenInfo[]} */ ([]));
+  const spans = useRef(/** @type {HTMLElement[]} */ ([]));
   const [cursor, setCursor] = useState(/** @type {number | null} */ (null));
   const [pinned, setPinned] = useState(false);
   useLayoutEffect(() => {
@@ -48,21 +51,30 @@ export function Tokens({ tokens, onBranch }) {
     const previous = shown.current;
     // Tokens are appended while they arrive, so those that are there stay.
     const grown = previous.length <= tokens.length && previous.every((each, index) => each === tokens[index]);
-    if (!grown) element.replaceChildren();
+    if (!grown) {
+      element.replaceChildren();
+      spans.current = [];
+    }
+    let block = element.lastElementChild;
     for (let index = grown ? previous.length : 0; index < tokens.length; index += 1) {
       const token = /** @type {TokenInfo} */ (tokens[index]);
       const span = document.createElement("span");
       span.className = `token ${token.bytes === null ? "control" : ""} level-${level(token.logprob)}`;
       span.dataset.at = String(index);
       span.textContent = token.token.replaceAll("\n", "↵\n");
-      element.append(span);
+      if (!block || (block.childElementCount >= BLOCK && tokens[index - 1]?.token.endsWith("\n"))) {
+        block = document.createElement("div");
+        element.append(block);
+      }
+      block.append(span);
+      spans.current.push(span);
     }
     shown.current = tokens;
   }, [tokens]);
   useEffect(() => {
     const element = root.current;
     element?.querySelector(".current")?.classList.remove("current");
-    if (cursor !== null) element?.children[cursor]?.classList.add("current");
+    if (cursor !== null) spans.current[cursor]?.classList.add("current");
   }, [cursor, tokens]);
   useEffect(() => {
     if (!pinned) return undefined;
@@ -106,7 +118,7 @@ export function Tokens({ tokens, onBranch }) {
         setPinned(true);
       }}
       onKeyDown=${onKey}></div>
-    ${cursor !== null && tokens[cursor] && html`<${Alternatives} key=${cursor} anchor=${root.current?.children[cursor]} token=${tokens[cursor]} pinned=${pinned}
+    ${cursor !== null && tokens[cursor] && html`<${Alternatives} key=${cursor} anchor=${spans.current[cursor]} token=${tokens[cursor]} pinned=${pinned}
       onChoose=${onBranch && ((/** @type {TokenInfo["top"][number]} */ chosen) => {
         onBranch(cursor, chosen);
         unpin();
