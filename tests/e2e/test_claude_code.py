@@ -29,6 +29,12 @@ pytestmark = [
 END_TOKEN = 2
 COMMAND = "printf %s-%s round trip"
 SYSTEM = "You are a helpful assistant."
+STRICT = """\
+{%- for m in messages %}
+{%- if m.role == 'system' and not loop.first %}{{ raise_exception('a late system message') }}{% endif %}
+{{- '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
 
 class ClaudeCode:
@@ -61,9 +67,15 @@ class ClaudeCode:
         return found
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serve("--served-model-name", MODEL, "--served-model-name", "claude-*") as server:
+@pytest.fixture(scope="module", params=["own", "strict"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose chat template is the model's own, or one that refuses system messages after others."""
+    template: tuple[str, ...] = ()
+    if request.param == "strict":
+        file = tmp_path_factory.mktemp("template") / "strict.jinja"
+        file.write_text(STRICT)
+        template = ("--chat-template", str(file))
+    with serve("--served-model-name", MODEL, "--served-model-name", "claude-*", *template) as server:
         yield server
 
 
