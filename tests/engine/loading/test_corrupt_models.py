@@ -21,10 +21,12 @@ from tests.engine.loading.corrupt_models import small_gguf
 pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="no kernels were built: there was no compiler")
 
 
-def load_corrupt_models(folder: Path, seed: int, count: int, *options: str) -> dict[str, int]:
+def load_corrupt_models(
+    folder: Path, seed: int, count: int, *options: str, script: str = "corrupt_models"
+) -> dict[str, int]:
     """Load `count` corrupt models in a process of its own. Return the outcomes."""
     last = folder / f"last-{seed}"
-    command = [sys.executable, "-m", "tests.engine.loading.corrupt_models", "--last", str(last)]
+    command = [sys.executable, "-m", f"tests.engine.loading.{script}", "--last", str(last)]
     command += ["--seed", str(seed), "--count", str(count), *options]
     result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     where = last.read_text() if last.exists() else "the whole models"
@@ -54,6 +56,17 @@ def test_many_corrupt_models_are_refused_in_one_line(tmp_path: Path) -> None:
         runs = [pool.submit(load_corrupt_models, tmp_path, seed, 500) for seed in (2, 3)]
         runs.append(pool.submit(load_corrupt_models, tmp_path, 4, 2000, "--quantized"))
     assert sum(run.result()["refused"] for run in runs) > 1400
+
+
+def test_corrupt_gguf_files_of_transformers_models_are_refused_in_one_line(tmp_path: Path) -> None:
+    outcomes = load_corrupt_models(tmp_path, 1, 40, script="corrupt_hf_models")
+    assert outcomes["refused"] > 15
+    assert outcomes["loaded"] > 5
+
+
+@pytest.mark.slow
+def test_many_corrupt_gguf_files_of_transformers_models_are_refused_in_one_line(tmp_path: Path) -> None:
+    assert load_corrupt_models(tmp_path, 2, 500, script="corrupt_hf_models")["refused"] > 200
 
 
 @pytest.mark.parametrize("compiled", [True, False])
