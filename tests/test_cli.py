@@ -196,6 +196,7 @@ def chat(monkeypatch: pytest.MonkeyPatch, *lines: Any) -> int:
         return str(line)
 
     monkeypatch.setattr("builtins.input", answer)
+    monkeypatch.setattr("syringa.cli.chat._history", contextlib.nullcontext)  # not that of the user
     return run("chat", "--temperature", "0")
 
 
