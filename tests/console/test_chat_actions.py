@@ -19,6 +19,16 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 BOOLEAN = '{"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}'
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+# Text that is added to a conversation before its scroll event.
+GROW = """
+(messages) => {
+  const text = document.createElement('p');
+  text.style.paddingTop = '600px';
+  text.textContent = 'More text';
+  messages.firstElementChild.append(text);
+  messages.dispatchEvent(new Event('scroll'));
+}
+"""
 ALL_TOKENS = 10**6
 
 
@@ -184,7 +194,7 @@ async def test_tokens_show_alternatives_on_hover_and_are_laid_out_in_blocks(brow
         await expect(alternatives).to_have_count(0)
 
 
-async def test_answer_of_a_hundred_thousand_tokens_is_shown_whole(browser: Browser) -> None:
+async def test_answer_of_a_hundred_thousand_tokens_is_shown_whole_and_followed(browser: Browser) -> None:
     lines = [f"Line {number} has **bold** words, and `code`.\n\n" for number in range(2500)]
     text = "".join(lines)[:99_990] + "\n\nThe end."
     engine = FakeEngine(text, at_once=50)
@@ -196,5 +206,14 @@ async def test_answer_of_a_hundred_thousand_tokens_is_shown_whole(browser: Brows
         answer = answer_of(page)
         await expect(answer.get_by_text("Out100,001", exact=True)).to_be_visible()
         await expect(answer.get_by_text("The end.", exact=True)).to_be_in_viewport()
+        # A scroll event that comes after more text is not the reader's.
+        end, messages = page.get_by_role("button", name="Go to the end"), page.get_by_role("log", name="Messages")
+        await messages.evaluate(GROW)
+        await expect(page.get_by_text("More text", exact=True)).to_be_in_viewport()
+        await expect(end).to_have_count(0)
+        await messages.hover()
+        await page.mouse.wheel(0, -2000)
+        await end.click()
+        await expect(page.get_by_text("More text", exact=True)).to_be_in_viewport()
         await expect(answer.locator("p").first).to_have_text("Line 0 has bold words, and code.")
         await expect(answer.locator("p")).to_have_count(text.count("\n\n") + 1)

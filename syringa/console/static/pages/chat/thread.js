@@ -15,6 +15,7 @@ export function ThreadView({ thread, name, empty }) {
   const scroller = useRef(/** @type {HTMLDivElement | null} */ (null));
   const inner = useRef(/** @type {HTMLDivElement | null} */ (null));
   const following = useRef(true);
+  const top = useRef(0); // where it was scrolled to
   const [away, setAway] = useState(false);
   thread.shape.value; // rendered again when the tree changes
   const busy = thread.running.value !== null;
@@ -23,7 +24,9 @@ export function ThreadView({ thread, name, empty }) {
   const model = models.value.find((each) => each.id === (settings.model || defaultModel()));
   const toEnd = () => {
     const element = scroller.current;
-    if (element) element.scrollTop = element.scrollHeight;
+    if (!element) return;
+    element.scrollTop = element.scrollHeight;
+    top.current = element.scrollTop;
   };
   useLayoutEffect(() => {
     following.current = true;
@@ -40,8 +43,10 @@ export function ThreadView({ thread, name, empty }) {
     const element = scroller.current;
     if (!element) return;
     const near = element.scrollHeight - element.scrollTop - element.clientHeight < NEAR_END;
-    following.current = near;
-    setAway(!near);
+    // Text that arrived since it was scrolled to the end is no reason to stay behind: only the reader scrolls back.
+    if (near || element.scrollTop < top.current) following.current = near;
+    top.current = element.scrollTop;
+    setAway(!following.current);
   };
   const actions = actionsOf(thread);
   return html`<section class="thread" aria-label=${name ? `Thread ${name}` : "Conversation"}>
