@@ -20,10 +20,11 @@ from syringa.beam_search import Beam, BeamSearch
 from syringa.engine.interface import Engine
 from syringa.errors import EngineError, EngineOverloaded, EngineUnavailable, InvalidRequest
 from syringa.events import ChoiceEvent, Event, Finished, GenerationRequest, GenerationStats, PromptScored, Usage
+from syringa.ids import random_id
 from syringa.output.batching_pipeline import BatchingPipeline
 from syringa.output.detokenizer import TokenTables
 from syringa.output.pipeline import Pipeline
-from syringa.types import EngineDelta, EngineRequest, StopConditions, TokenLogprobs
+from syringa.types import EngineDelta, EngineRequest, Image, SamplingParams, StopConditions, TokenLogprobs
 
 T = TypeVar("T")
 
@@ -80,6 +81,34 @@ def cache_key(tenant: str | None, salt: str | None) -> bytes:
     empty salt have the same key.
     """
     return hashlib.blake2b(msgspec.json.encode((tenant, salt)), digest_size=16).digest()
+
+
+async def count_prompt(
+    engine: Engine, prompt: list[int], images: tuple[Image, ...], *, tenant: str, share_cache: bool = False
+) -> int:
+    """Return the number of tokens of a prompt with its images, without computing it."""
+    found = 0
+
+    def receive(delta: EngineDelta) -> bool:
+        nonlocal found
+        _raise_failure(delta, "")
+        found = delta.prompt_tokens
+        return True
+
+    request = EngineRequest(
+        id=random_id("count_"),
+        prompt=prompt,
+        sampling=SamplingParams(seed=0),
+        stopping=StopConditions(max_tokens=1),
+        images=images,
+        count_only=True,
+        tenant=tenant,
+        cache_key=cache_key(None if share_cache else tenant, None),
+    )
+    await engine.submit(request, receive)
+    if not found:
+        raise EngineUnavailable("The engine ended the request before it was done.")
+    return found
 
 
 async def stream_events(engine: Engine, tokenizer: TokenTables, request: GenerationRequest) -> AsyncGenerator[Event]:
@@ -275,20 +304,25 @@ class _PromptGeneration:
             emit([msgspec.structs.replace(event, choice=index) for event in kept[each]])
 
     def _raise_failure(self, delta: EngineDelta) -> None:
-        if delta.finish == "error":
-            message = delta.error or "The engine failed on this request."
-            match delta.error_kind:
-                case "grammar":
-                    raise InvalidRequest(message, param=self._grammar_param, code="invalid_grammar")
-                case "no_token":
-                    raise InvalidRequest(message, param="allowed_token_ids")
-                case "overload":
-                    raise EngineOverloaded(message)
-                case "unavailable":
-                    raise EngineUnavailable(message)
-            raise EngineError(message)
-        if delta.finish == "abort":
-            raise EngineUnavailable("The engine aborted the request.")
+        _raise_failure(delta, self._grammar_param)
+
+
+def _raise_failure(delta: EngineDelta, grammar_param: str) -> None:
+    """Raise the error of a delta, if it has one. `grammar_param`: the field that a grammar came from."""
+    if delta.finish == "error":
+        message = delta.error or "The engine failed on this request."
+        match delta.error_kind:
+            case "grammar":
+                raise InvalidRequest(message, param=grammar_param, code="invalid_grammar")
+            case "no_token":
+                raise InvalidRequest(message, param="allowed_token_ids")
+            case "overload":
+                raise EngineOverloaded(message)
+            case "unavailable":
+                raise EngineUnavailable(message)
+        raise EngineError(message)
+    if delta.finish == "abort":
+        raise EngineUnavailable("The engine aborted the request.")
 
 
 class _BeamGeneration(_PromptGeneration):

@@ -89,6 +89,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     # The prompt has one placeholder token per image, which the engine expands to as many as the image needs.
     images: tuple[Image, ...] = ()
+    count_only: bool = False  # with images: only report `prompt_tokens`, in a delta that finishes the request
     tenant: str = ""  # the scheduler is fair between tenants
     priority: int = 0  # among the waiting requests of the tenant; lower comes first
     background: bool = False  # computed only with what other requests leave, and preempted first

@@ -78,6 +78,7 @@ class FakeEngine:
         self.fail: Exception | None = None  # raised after the first delta, or at once where `fail_first`
         self.fail_first = False
         self.queued_ms = 0  # reported queue time
+        self.image_tokens = 1  # of an image
         self.kind: ModelKind = "generate"
         self.dimensions = 0  # of `embed`
         self.requests: list[EngineRequest] = []
@@ -142,6 +143,9 @@ class FakeEngine:
         self.requests.append(request)
         if self.fail is not None and self.fail_first:
             raise self.fail
+        if request.count_only:
+            yield EngineDelta(request.id, 0, finish="length", prompt_tokens=self.prompt_length(request))
+            return
         remaining = {each: self.remaining_tokens(request, each) for each in request.open_choices}
         self.running |= {(request.id, each) for each in remaining}
         started, step = time.monotonic(), 0
@@ -177,6 +181,9 @@ class FakeEngine:
     async def close(self) -> None:
         self.running.clear()
 
+    def prompt_length(self, request: EngineRequest) -> int:
+        return len(request.prompt) + (self.image_tokens - 1) * len(request.images)
+
     def output_tokens(self, request: EngineRequest, choice: int) -> list[int]:
         draw = random.Random(f"{request.sampling.seed} {choice} {request.prompt}")
         script = self.script
@@ -206,6 +213,7 @@ class FakeEngine:
             request.id, choice, taken, scores, finish, END if ended else None,
             len(request.prompt) // 2 if begins else 0, prompt,
             queued_ms=self.queued_ms if begins and choice == 0 else 0,
+            prompt_tokens=self.prompt_length(request) if begins and choice == 0 and request.images else 0,
         )  # fmt: skip
 
 

@@ -18,14 +18,14 @@ from syringa.api.output_writer import PreparedRequest, ToolRounds
 from syringa.engine.interface import Engine, EngineProvider
 from syringa.errors import EngineUnavailable, InvalidRequest, RequestSuspected
 from syringa.events import GenerationRequest, Usage
-from syringa.generation import Emit, run_generation
+from syringa.generation import Emit, count_prompt, run_generation
 from syringa.http.middleware.access_log import log_output
 from syringa.http.middleware.errors import shutdown_error
 from syringa.http.streaming.cancellation import CancelScope
 from syringa.http.streaming.writer import ClientDisconnected
 from syringa.service.auth.key_watch import KeyWatch
 from syringa.service.usage.accounting import RequestAccounting
-from syringa.types import EmbeddingRequest, EmbeddingResult
+from syringa.types import EmbeddingRequest, EmbeddingResult, Image
 
 logger = logging.getLogger("syringa.service")
 
@@ -102,6 +102,18 @@ class GenerationDispatcher:
             engine = self.engines.engine(model)
             if not engine.ready:
                 await _load(engine, accounting)
+
+    async def count_prompt(
+        self, model: str, prompt: list[int], images: tuple[Image, ...], accounting: RequestAccounting
+    ) -> int:
+        """Return the number of tokens of a prompt with its images. A model that is not in memory is loaded."""
+        accounting.model = model
+        with self._running_request(accounting):
+            engine = self.engines.engine(model)
+            if not engine.ready:
+                await _load(engine, accounting)
+            tenant, share_cache = accounting.caller.organization, self._share_prefix_cache
+            return await count_prompt(engine, prompt, images, tenant=tenant, share_cache=share_cache)
 
     def stop(self) -> None:
         """Fail all running requests, and every later one, because the server stops."""

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from syringa.types import Image
 from tests.e2e.server import Server, serve
 from tests.engine.vision.tiny_models import make_image, save
 
@@ -160,3 +161,21 @@ def test_prompt_too_long_because_of_images_is_refused(server: Server) -> None:
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
     assert httpx.get(server.url + "/health", timeout=120).status_code == 200
+
+
+def test_anthropic_count_of_images_is_that_of_the_message(server: Server) -> None:
+    def shown(image: Image) -> dict[str, Any]:
+        data = base64.b64encode(image.data).decode()
+        return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+    content = [shown(FIRST), {"type": "text", "text": "Which?"}, shown(SECOND)]
+    body = {"messages": [{"role": "user", "content": content}]}
+    counts = []
+    for _ in range(2):  # without and with the images in the cache
+        answer = httpx.post(server.url + "/v1/messages/count_tokens", json=body, timeout=120)
+        counts.append(answer.raise_for_status().json()["input_tokens"])
+        answer = httpx.post(server.url + "/v1/messages", json=body | {"max_tokens": 2}, timeout=120)
+        usage = answer.raise_for_status().json()["usage"]
+        counts.append(usage["input_tokens"] + usage["cache_read_input_tokens"])
+    assert len(set(counts)) == 1
+    assert counts[0] > len("user:Which?<turn>assistant:") + 2

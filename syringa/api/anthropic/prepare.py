@@ -40,7 +40,10 @@ from syringa.events import GenerationRequest, OutputFormat
 from syringa.ids import random_id
 from syringa.prompt.chat.tools import close_schema
 from syringa.prompt.images.loader import fetch_images
-from syringa.types import Grammar
+from syringa.types import Grammar, Image
+
+CountImages = Callable[[str, list[int], tuple[Image, ...]], Awaitable[int]]
+"""Returns the number of tokens of a prompt with images, given the id of the model and the tokens with placeholders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,14 +138,18 @@ async def prepare_message(
 
 
 async def count_message_tokens(
-    body: CountTokensRequest, models: Models, ignored: list[str], context: MessageContext
+    body: CountTokensRequest, models: Models, ignored: list[str], context: MessageContext, count_images: CountImages
 ) -> TokenCountBody:
     """Return the number of tokens of the prompt that a message with the same fields has.
 
-    An image counts as its placeholder only: its number of tokens is known to the engine alone.
+    `count_images` asks the engine, which alone knows the number of tokens of an image.
     """
-    read = await _read_prompt(body, await models.find(body.model), ignored, context)
-    return TokenCountBody(input_tokens=len(read.prompt.tokens))
+    model = await models.find(body.model)
+    prompt = (await _read_prompt(body, model, ignored, context)).prompt
+    if not prompt.images:
+        return TokenCountBody(input_tokens=len(prompt.tokens))
+    images = tuple(await fetch_images(prompt.images, model.image_policy, context.tenant))
+    return TokenCountBody(input_tokens=await count_images(model.id, prompt.tokens, images))
 
 
 async def _read_prompt(body: PromptBody, model: ServedModel, ignored: list[str], context: MessageContext) -> _Prompt:

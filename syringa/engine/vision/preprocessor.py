@@ -92,7 +92,10 @@ class ImagePreprocessor:
             )
 
     def prepare(self, request: EngineRequest) -> PreprocessingTask:
-        """Start to encode the images of a request. The result has the request with its prompt expanded."""
+        """Start to encode the images of a request, or to read them if it is only counted.
+
+        The result has the request with its prompt expanded.
+        """
         canceled = Event()
         return PreprocessingTask(self._pool.submit(request.tenant, lambda: self._prepare(request, canceled)), canceled)
 
@@ -103,13 +106,15 @@ class ImagePreprocessor:
 
     def _prepare(self, request: EngineRequest, canceled: Event) -> tuple[EngineRequest, PromptImages]:
         try:
-            self._wait_for_cache()
+            if not request.count_only:
+                self._wait_for_cache()
             for image in request.images:  # refuse a broken image before the tower encodes the others
                 if self.cache.get(hash_image(image, request.cache_key)) is None:
                     self.reader.decode(image)
             encoded = []
             for image in request.images:
-                encoded.append(self._get_or_encode(image, hash_image(image, request.cache_key), canceled))
+                get = self._get_or_read if request.count_only else self._get_or_encode
+                encoded.append(get(image, hash_image(image, request.cache_key), canceled))
                 self._check_length(len(request.prompt) + sum(len(each.tokens) - 1 for each in encoded))
             tokens, prompt_images = self._expander.expand(request.prompt, encoded)
             self._check_length(len(tokens) + request.longest_resumed)
@@ -135,6 +140,14 @@ class ImagePreprocessor:
                 "of which one at least is for the answer.",
                 param="messages",
             )
+
+    def _get_or_read(self, image: Image, image_hash: bytes, canceled: Event) -> EncodedImage:
+        """Return an image from the cache, or else without embeddings, which only its tokens are read from."""
+        if cached := self.cache.get(image_hash):
+            return cached
+        if canceled.is_set() or self._closing:
+            raise PreprocessingCanceled
+        return _encoded_image(image_hash, self.reader.read(image), torch.empty(0))
 
     def _get_or_encode(self, image: Image, image_hash: bytes, canceled: Event) -> EncodedImage:
         """Return an image from the cache, or encode it once however many requests need it at the same time."""
@@ -179,15 +192,19 @@ class ImagePreprocessor:
         expected = sum(end - begin for begin, end in processed.ranges)
         if len(embeddings) != expected:
             raise EngineError(f"The vision tower returned {len(embeddings)} embeddings for {expected} image tokens.")
-        return EncodedImage(
-            image_hash,
-            processed.tokens,
-            processed.ranges,
-            embeddings,
-            processed.text_before,
-            processed.text_after,
-            processed.grid,
-        )
+        return _encoded_image(image_hash, processed, embeddings)
+
+
+def _encoded_image(image_hash: bytes, processed: ProcessedImage, embeddings: torch.Tensor) -> EncodedImage:
+    return EncodedImage(
+        image_hash,
+        processed.tokens,
+        processed.ranges,
+        embeddings,
+        processed.text_before,
+        processed.text_after,
+        processed.grid,
+    )
 
 
 def _consume_inputs(processed: ProcessedImage) -> Iterable[TowerInputs]:

@@ -76,7 +76,7 @@ class EngineCore(GeneratingEngine):
         self.counters = EngineCounters()
         self._refused: list[tuple[int, str, SyringaError]] = []
         self._sequences: dict[tuple[int, str], list[Sequence]] = defaultdict(list)  # by client and request id
-        self._failed: list[ClientDelta] = []
+        self._stepless: list[ClientDelta] = []  # of requests that fail or are only counted
         self._held: list[ClientDelta] = []  # while requests are computed alone
         self.record_running: RecordRunning = lambda fingerprints: None
         self._last_batch: list[bytes] = []
@@ -92,7 +92,7 @@ class EngineCore(GeneratingEngine):
     def busy(self) -> bool:
         """Whether a step would do something."""
         queued = self.scheduler.has_requests
-        return bool(queued or self._failed or self._held or self.pending.any_done or self.executor.busy)
+        return bool(queued or self._stepless or self._held or self.pending.any_done or self.executor.busy)
 
     @property
     def next_step_delay(self) -> float | None:
@@ -161,7 +161,7 @@ class EngineCore(GeneratingEngine):
         self._enqueue_prepared()
         self._refuse_overdue(started)
         output = self.scheduler.schedule(in_flight=self.executor.busy)
-        deltas, self._failed = self._failed, []
+        deltas, self._stepless = self._stepless, []
         if output.scheduled or output.state_copies or self.executor.busy:
             self._record_running(output)
             self.counters.record_first_steps(output, started)
@@ -250,7 +250,7 @@ class EngineCore(GeneratingEngine):
     ) -> None:
         for choice in choices:
             delta = EngineDelta(request_id, choice, finish="error", error=message, error_kind=error_kind)
-            self._failed.append((client_id, delta))
+            self._stepless.append((client_id, delta))
 
     def _fill_masks(self, grammars: list[GrammarState | None]) -> torch.Tensor | None:
         compiler = self.pending.compiler
@@ -315,6 +315,10 @@ class EngineCore(GeneratingEngine):
             request, client_id = pending.request, pending.client_id
             try:
                 expanded, grammars, prompt_images = pending.result()
+                if request.count_only:
+                    counted = EngineDelta(request.id, 0, finish="length", prompt_tokens=len(expanded.prompt))
+                    self._stepless.append((client_id, counted))
+                    continue
                 self._enqueue(expanded, client_id, pending.submitted, grammars, prompt_images, request.prompt)
             except Exception as error:
                 if pending.images_failed and isinstance(error, RequestError):

@@ -78,6 +78,30 @@ def test_expanded_prompt_is_counted_and_reported_once(engine: Any, model: TinyVi
     assert core.stats().prompt_tokens == length + len(requests[1].prompt)
 
 
+@pytest.mark.parametrize("family", ["model", "gemma"], ids=["idefics3", "gemma3"])
+def test_counted_prompt_is_neither_encoded_nor_computed(family: str, request: pytest.FixtureRequest) -> None:
+    model: TinyVisionModel = request.getfixturevalue(family)
+    core = EngineCore(model.load(), kv_cache_tokens=2048)
+    whole = model.ask("whole", LONG + LONG, RED, BLUE, max_tokens=2)
+    before, after = (msgspec.structs.replace(whole, id=id, count_only=True) for id in ("before", "after"))
+    (counted,) = drive(core, [before])["before", 0].deltas
+    assert core.pending.image_preprocessor is not None
+    assert core.pending.image_preprocessor.encoded_images == 0
+    assert (core.stats().prompt_tokens, core.stats().steps) == (0, 0)
+    assert (counted.tokens, counted.finish) == ([], "length")
+    first, *_ = drive(core, [whole])["whole", 0].deltas
+    assert counted.prompt_tokens == first.prompt_tokens > len(whole.prompt)
+    (again,) = drive(core, [after])["after", 0].deltas  # from the cache
+    assert again.prompt_tokens == counted.prompt_tokens
+    core.close()
+
+
+def test_counted_prompt_with_a_broken_image_is_refused(engine: Any, model: TinyVisionModel) -> None:
+    broken = msgspec.structs.replace(RED, data=RED.data[:100], digest=b"broken")
+    asked = msgspec.structs.replace(model.ask("a", "@", broken), count_only=True)
+    assert "cannot be decoded" in refusal(engine(), asked).message
+
+
 def test_prefix_cache_depends_on_image_content(engine: Any, model: TinyVisionModel) -> None:
     core = engine()
     first = drive(core, [model.ask("a", LONG, RED, max_tokens=4)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from syringa.config import Config
@@ -31,6 +32,9 @@ async def test_worker_handles_images_and_refusals(tmp_path: Any) -> None:
         deltas = await answer(client, model.ask("a", "What is @?", make_image(1, 64, 32), max_tokens=4))
         assert [len(delta.tokens) for delta in deltas] == [1] * 4
         assert deltas[0].prompt_tokens > 20
+        counted = model.ask("n", "What is @?", make_image(2, 64, 32))
+        (delta,) = await answer(client, msgspec.structs.replace(counted, count_only=True))
+        assert (delta.prompt_tokens, delta.tokens, delta.finish) == (deltas[0].prompt_tokens, [], "length")
         with pytest.raises(InvalidRequest, match="cannot be decoded") as caught:
             await answer(client, model.ask("b", "What is @?", Image(data=b"?", digest=b"?")))
         assert caught.value.param == "messages"

@@ -8,6 +8,7 @@ import pytest
 
 from syringa.api.fields.constraints import compose_grammar
 from syringa.config import Config
+from syringa.errors import EngineUnavailable
 from syringa.service.app_state import AppState
 from tests.chat_models import plain_model, tool_model, vision_model
 from tests.fake_engine import FakeEngine
@@ -333,6 +334,25 @@ async def test_images_in_messages_and_results_reach_the_engine() -> None:
     async with anthropic_client() as http:
         error = await http.error(400, messages=[{"role": "user", "content": [IMAGE]}])
         assert error["message"] == "messages[0].content[0].source: this model does not support images."
+
+
+async def test_images_are_counted_as_in_the_request() -> None:
+    engine = FakeEngine("hello")
+    engine.image_tokens = 50
+    content = [IMAGE, {"type": "text", "text": "Which is darker?"}, IMAGE]
+    async with anthropic_client(engine, model=vision_model()) as http:
+        messages = [{"role": "user", "content": content}]
+        counted = await http.count(messages=messages)
+        assert counted == len("[user]XWhich is darker?X[assistant]".replace("X", "<image>")) + 2 * 49
+        usage = (await http.create(messages=messages))["usage"]
+        assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
+        broken = IMAGE | {"source": IMAGE["source"] | {"data": "eA=="}}
+        error = await http.error(400, PATH + "/count_tokens", messages=[{"role": "user", "content": [broken]}])
+        assert error["message"].startswith("messages[0].content[0].source.data: ")
+        engine.fail = EngineUnavailable("The worker died.")
+        engine.fail_first = True
+        error = await http.error(503, PATH + "/count_tokens", messages=messages)
+        assert error["type"] == "overloaded_error"
 
 
 async def test_billing_line_of_claude_code_is_left_out() -> None:
