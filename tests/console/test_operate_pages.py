@@ -31,6 +31,7 @@ from tests.console.axe import check_page
 from tests.console.browser import DESKTOP, PHONE, choose, open_menu, open_page
 from tests.e2e.server import Server, serve
 from tests.fake_engine import FakeEngine
+from tests.http.routes.test_admin import stored_key
 from tests.http.routes.test_fleet import ClusterEngines
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -333,9 +334,11 @@ async def test_fleet_shows_pools_nodes_replicas_and_moves(
         actions = page.get_by_role("button", name="Actions of pool night", exact=True)
         await choose(page, actions, "Open")
         await expect(pools.get_by_role("row").nth(1)).to_contain_text("open by an operator")
+        await choose(page, actions, "Close")
+        await expect(pools.get_by_role("row").nth(1)).to_contain_text("closed by an operator")
         await choose(page, actions, "Follow the schedule")
         await expect(pools.get_by_role("row").nth(1)).to_contain_text("scheduled")
-        assert await eventually(lambda: engines.pools == [("night", True), ("night", None)])
+        assert await eventually(lambda: engines.pools == [("night", True), ("night", False), ("night", None)])
         await page.get_by_role("button", name="Drain node gpu-1", exact=True).click()
         dialog = page.get_by_role("dialog", name="Drain node gpu-1?", exact=True)
         await dialog.get_by_label("Seconds to finish", exact=True).fill("60")
@@ -349,6 +352,21 @@ async def test_fleet_shows_pools_nodes_replicas_and_moves(
         await page.get_by_role("dialog").get_by_role("button", name="Drain", exact=True).click()
         await expect(page.get_by_role("dialog")).to_have_count(0)
         assert engines.replicas_drained == [("m-1", 1.0)]
+
+
+async def test_fleet_is_for_administrators(browser: Browser, tmp_path: Path) -> None:
+    config = Config(port=0, drain_timeout=1.0, cluster=True, database=str(tmp_path / "syringa.db"))
+    admin, key = await stored_key(config.database, admin=True), await stored_key(config.database, "acme")
+    engines = FleetEngines()
+    async with fleet_server(config, engines) as url:
+        async with open_page(browser, url, path="/fleet", key=admin) as (page, _):
+            await choose(page, page.get_by_role("button", name="Actions of pool night", exact=True), "Close")
+            pools = page.get_by_role("table", name="Pools", exact=True)
+            await expect(pools.get_by_role("row").nth(1)).to_contain_text("closed by an operator")
+        async with open_page(browser, url, path="/fleet", key=key) as (page, _):
+            await expect(page.get_by_role("heading", name="There is no page /fleet")).to_be_visible()
+            await expect(page.get_by_role("link", name="Fleet")).to_have_count(0)
+    assert engines.pools == [("night", False)]
 
 
 async def test_fleet_is_not_shown_without_a_cluster(browser: Browser, config: Config) -> None:
