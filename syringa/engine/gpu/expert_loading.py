@@ -10,7 +10,7 @@ import torch
 
 from syringa.engine.gpu.decoder import GpuExperts, GpuLinear
 from syringa.engine.gpu.kernels.reference import SigmoidScores
-from syringa.engine.gpu.packed_weight import PackedWeight, concat_quantized, pack_weight, stack_packed
+from syringa.engine.gpu.packed_weight import PackedWeight, concat_quantized, pack_fp8, pack_weight, stack_packed
 from syringa.engine.loading.device_copy import copy_weight
 from syringa.engine.loading.quantized import QuantizedWeight, ReadQuantized
 from syringa.engine.models.config import MXFP4_GROUP, DecoderConfig
@@ -25,10 +25,12 @@ def load_experts(
     device: torch.device,
     dtype: torch.dtype,
     quantized: ReadQuantized | None = None,
+    *,
+    fp8: bool = False,
 ) -> GpuExperts:
     """Load the router and the experts of a layer, one tensor at a time on the host.
 
-    With `quantized`, experts stay as they are stored where the kernels can read them.
+    With `quantized`, experts stay as they are stored where the kernels can read them. With `fp8`, others are quantized.
     """
     prefix, names = f"model.layers.{layer}.", config.expert_names
 
@@ -38,6 +40,8 @@ def load_experts(
     if not config.packed_experts:
         stored = _load_stored(config, prefix, device, quantized) if quantized else None
         gate_up, down = stored or _load_separate(config, weights, prefix, device, dtype)
+        if fp8:
+            gate_up, down = _in_fp8(gate_up), _in_fp8(down)
         router = GpuLinear(on_device(f"{names.router}.weight"))
         sigmoid = None
         if config.sigmoid_scale is not None:
@@ -57,6 +61,8 @@ def load_experts(
         _load_packed(config, weights, f"{prefix}{names.experts}.{name}", device, dtype, keep=quantized is not None)
         for name in ("gate_up_proj", "down_proj")
     )
+    if fp8:
+        gate_up, down = _in_fp8(gate_up), _in_fp8(down)
     biases = tuple(
         torch.stack([_deinterleave(bias, name) for bias in on_device(f"{names.experts}.{name}_bias")])
         for name in ("gate_up_proj", "down_proj")
@@ -70,6 +76,11 @@ def load_experts(
         (biases[0], biases[1]),
         config.swiglu,
     )
+
+
+def _in_fp8(experts: torch.Tensor | PackedWeight) -> PackedWeight:
+    """Return the experts with one scale per output; quantized ones as they are."""
+    return experts if isinstance(experts, PackedWeight) else stack_packed([pack_fp8(each) for each in experts])
 
 
 def _load_stored(

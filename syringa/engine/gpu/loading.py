@@ -56,7 +56,7 @@ def load_gpu_decoder(
         return GpuMlp(fused(prefix, ("gate", "up"), config.mlp_bias), fused(prefix, ("down",), config.mlp_bias))
 
     def load_sparse(layer: int) -> GpuExperts:
-        experts = load_experts(config, weights, layer, device, dtype, quantized)
+        experts = load_experts(config, weights, layer, device, dtype, quantized, fp8=fp8)
         if config.shared_intermediate:
             shared = f"model.layers.{layer}.{config.expert_names.shared}"
             experts.weighted, experts.weighted_gate = load_mlp(f"{shared}."), on_device(f"{shared}_gate.weight")

@@ -51,8 +51,6 @@ def load_on_gpu(
         check_deterministic_gpu(dtype, native=native, attention=options.attention, experts=experts, hybrid=hybrid)
     if stored == "fp8" == dtype:
         gpu_device.check_fp8_capability(device, f"{description.name}, whose weights are in FP8,")
-    if experts and dtype == "fp8" and stored != "fp8":
-        raise ConfigError(f"--dtype fp8 does not support the experts of {description.name} yet: use --dtype bf16")
     ops = choose_ops(device, options.attention, deterministic=options.deterministic)
     if not native:
         from syringa.engine.models.hf.model import load_hf_model
@@ -73,7 +71,7 @@ def load_on_gpu(
         description.name,
         gpu_device.free_memory(device),
         name,
-        supports_fp8=not options.deterministic and not experts,
+        supports_fp8=not options.deterministic,
     )
     check_shapes(config, weights, files.path)
     loaded = load_native_on_gpu(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,20 @@ from transformers import AutoConfig
 from syringa.engine.gpu import device as gpu_device
 from syringa.engine.gpu.decoder import GpuDecoder
 from syringa.engine.gpu.expert_loading import mxfp4_weight
+from syringa.engine.gpu.loading import load_gpu_decoder
 from syringa.engine.gpu.ops import base as ops_module
 from syringa.engine.gpu.ops.base import ReferenceOps
 from syringa.engine.loading.gpu_model import load_on_gpu
 from syringa.engine.loading.loaded_model import LoadOptions
 from syringa.engine.loading.loader import load_model
+from syringa.engine.loading.quantized import quantize_fp8
+from syringa.engine.loading.weights import open_weights
 from syringa.engine.models.config import is_native, read_config
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import describe, locate
-from tests.engine.gpu.test_decoder import GLM4_MOE, GPT_OSS, LOCAL_EXPERTS
+from tests.engine.gpu.test_decoder import GLM4_MOE, GPT_OSS, LOCAL_EXPERTS, MODELS
 from tests.engine.gpu.tiny_models import CPU, load_tiny_gpu_model
+from tests.engine.models.hybrid_models import make_config, save_hybrid
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
 EXPERTS, HIDDEN, INTERMEDIATE = GPT_OSS["num_local_experts"], SIZES["hidden_size"], SIZES["intermediate_size"]
@@ -98,6 +103,7 @@ def load_gpu_folder(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Load a folder as on a GPU, with all checks."""
     monkeypatch.setattr(ops_module, "choose_ops", lambda *_, **__: ReferenceOps())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "G")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(gpu_device, "free_memory", lambda device: 8 << 30)
 
     def load(folder: Path, **options: Any) -> Any:
@@ -176,13 +182,50 @@ def test_router_and_shared_experts_of_another_shape_are_refused(
     assert "\n" not in refused.value.message
 
 
-@pytest.mark.parametrize("options", [{"dtype": "fp8"}, {"deterministic": True}])
-def test_experts_are_refused_by_name_with_unsupported_options(
-    tmp_path: Path, load_gpu_folder: Callable[..., Any], options: dict[str, Any]
+def test_deterministic_mode_with_experts_is_refused_by_name(
+    tmp_path: Path, load_gpu_folder: Callable[..., Any]
 ) -> None:
     save(tmp_path, AutoConfig.for_model("gpt_oss", **(SIZES | GPT_OSS)))
     with pytest.raises(ConfigError, match="experts"):
-        load_gpu_folder(tmp_path, **options)
+        load_gpu_folder(tmp_path, deterministic=True)
+
+
+def round_to_fp8(model: Any) -> None:
+    """Replace the weights of linear layers and experts by what FP8 with a scale per output stands for."""
+    for name, parameter in model.named_parameters():
+        if not name.endswith(("_proj", "_proj.weight", "_proj_qkvz.weight", "_proj_ba.weight")):
+            continue
+        inputs_first = model.config.model_type == "gpt_oss" and parameter.dim() == 3
+        data, scale = quantize_fp8(parameter.data.transpose(-1, -2) if inputs_first else parameter.data)
+        rounded = data.float() * scale
+        parameter.data = rounded.transpose(-1, -2).contiguous() if inputs_first else rounded
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "glm4_moe", "gpt_oss", "gpt_oss in mxfp4", "qwen3_next"])
+def test_experts_in_fp8_match_rounded_model(tmp_path: Path, load_gpu_folder: Callable[..., Any], name: str) -> None:
+    """With `--dtype fp8`, whatever the folder has them in."""
+    if name == "gpt_oss in mxfp4":
+        model = save_mxfp4(tmp_path)
+    elif name == "qwen3_next":
+        model = save_hybrid(tmp_path, make_config(name))
+    else:
+        family, changes = MODELS[name]
+        model = save(tmp_path, AutoConfig.for_model(family, **(SIZES | changes)))
+    round_to_fp8(model)
+    loaded = load_gpu_folder(tmp_path, dtype="fp8")
+    experts = loaded.gpu.decoder.layers[-1].mlp
+    assert loaded.info.dtype == experts.gate_up.format == experts.down.format == "fp8"
+    assert isinstance(experts.router.weight, torch.Tensor)
+    assert all(logits.isfinite().all() for logits in run(loaded, PROMPTS[:1]))
+    # Compared with activations in fp32: in bf16, a router may choose another expert.
+    exact = load_tiny_gpu_model(tmp_path)
+    assert exact.gpu is not None
+    description = describe(locate(str(tmp_path)))
+    config, weights = read_config(description.config), open_weights(locate(str(tmp_path)), description.config)
+    decoder = load_gpu_decoder(config, weights, CPU, description.max_model_len, dtype=torch.float32, fp8=True)
+    exact = replace(exact, model=replace(exact.gpu, decoder=decoder))
+    for logits, prompt in zip(run(exact, PROMPTS[:2], chunk=15), PROMPTS, strict=False):
+        assert difference(logits, reference(model, prompt)) < 1e-3
 
 
 def test_mxfp4_folder_is_refused_on_cpu(tmp_path: Path) -> None:

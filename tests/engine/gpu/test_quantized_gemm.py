@@ -223,6 +223,7 @@ def test_quantized_matmul_reorders_inputs(rows: int) -> None:
     ("kind", "tokens", "swiglu"),
     [
         ("fp8 channel", 9, None),
+        ("fp8 channel", 9, ClampedSwiglu(1.702, 0.5)),
         ("fp8 32", 1, None),
         ("int4 64 zeros", 9, None),
         ("mxfp4 32", 1, ClampedSwiglu(1.702, 0.5)),
@@ -244,4 +245,16 @@ def test_moe_mlp_with_quantized_experts_matches_reference(kind: str, tokens: int
     )
     configs = SMALL, SMALL._replace(outputs=32)
     result = moe.moe_mlp(x, logits, gate_up, down, top_k, biases=biases, swiglu=swiglu, configs=configs)
+    assert relative_error(result, expected) < 1e-5
+    if gate_up.format != "fp8":
+        return
+    in_fp8 = [config._replace(fp8_rows=True) for config in configs]
+    result = moe.moe_mlp(x, logits, gate_up, down, top_k, biases=biases, swiglu=swiglu, configs=(configs[0], in_fp8[1]))
+    assert 1e-5 < relative_error(result, expected) < 0.1  # the interpreter truncates
+    rows, scales = quantize_rows(x, gate_up.row_group)
+    rounded = rows.float() * scales.T.repeat_interleave(gate_up.row_group or hidden, 1)[:, :hidden]
+    expected = reference.moe_mlp(
+        rounded, logits, unpack_weight(gate_up), unpack_weight(down), top_k, biases=biases, swiglu=swiglu
+    )
+    result = moe.moe_mlp(x, logits, gate_up, down, top_k, biases=biases, swiglu=swiglu, configs=(in_fp8[0], configs[1]))
     assert relative_error(result, expected) < 1e-5
