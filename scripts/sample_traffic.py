@@ -74,8 +74,8 @@ class Client(httpx.AsyncClient):
     async def wait_for(self, path: str) -> None:
         """Wait until a background response or a batch has ended."""
         async with asyncio.timeout(120):
-            while (await self.get(path)).raise_for_status().json()["status"] not in ENDED:
-                await asyncio.sleep(0.2)  # noqa: ASYNC110
+            while (await self.get(path)).raise_for_status().json()["status"] not in ENDED:  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
 
 
 async def create_keys(url: str) -> dict[str, str]:
