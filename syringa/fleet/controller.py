@@ -128,16 +128,15 @@ class Controller:
                         self._history[model] = dataclasses.replace(
                             self._history[model], replaces=replaces, replacement=id
                         )
-                case StopReplica(replica, grace, reason, cause):
-                    logger.info("replica is stopped: replica=%s grace=%g reason=%r", replica, grace, reason)
-                    self._provider.stop(replica, grace)
-                    self._moves.appendleft(self._stopped(replica, names, reason))
+                case StopReplica(id, grace, reason, cause):
+                    found = next((each for each in self._snapshot.replicas if each.id == id), Replica(id, ""))
+                    where = f"replica={id} node={found.node} sequences={found.running}"
+                    logger.info("replica is stopped: %s grace=%g reason=%r", where, grace, reason)
+                    self._provider.stop(id, grace)
+                    name = names.get(found.model, "")
+                    self._moves.appendleft(FleetMove(self._snapshot.wall, "stop", id, name, found.node, reason))
                     if cause in EVICTIONS:
                         self._evictions[cause] += 1
-
-    def _stopped(self, id: str, names: Mapping[str, str], reason: str) -> FleetMove:
-        replica = next((each for each in self._snapshot.replicas if each.id == id), Replica(id, ""))
-        return FleetMove(self._snapshot.wall, "stop", id, names.get(replica.model, ""), replica.node, reason)
 
     # From one snapshot to the next
 

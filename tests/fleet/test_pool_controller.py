@@ -72,6 +72,19 @@ def test_controller_closes_a_pool_once_in_a_night_with_a_change_of_the_clock(nig
     assert not fleet.cluster.running
 
 
+def test_controller_logs_what_a_replica_runs_that_is_stopped(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = PoolHarness(NODES, [model(1, 0, "night")], [ALWAYS, NIGHT], begin="2026-01-31 05:59:40")
+    fleet.run_for(10)
+    replica = fleet.only("m")
+    fleet.cluster.load(replica.id, running=7)
+    caplog.set_level(logging.INFO, "syringa.fleet")
+    fleet.run_for(11)
+    where = f"replica={replica.id} node={replica.node} sequences=7 grace=20"
+    assert [each for each in caplog.messages if "stopped" in each] == [
+        f"replica is stopped: {where} reason='pool night is closed'"
+    ]
+
+
 def test_controller_evicts_last_in_first_out() -> None:
     fleet = PoolHarness(NODES, [model(1, 0, "night")], [ALWAYS, NIGHT], begin="2026-01-30 22:00")
     for count in (2, 3, 4):

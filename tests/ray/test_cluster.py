@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import os
+import re
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,9 @@ preemption = {grace_period = 2}
 """
 ZONE = ZoneInfo("Asia/Kolkata")  # where the clocks never change
 TURN_SECONDS = 0.06  # between the requests that begin around the end of the window
-HELD_FROM, LAST_FROM = COUNT // 2, COUNT * 9 // 10  # the first of the requests that wait for it, and for the last fault
+KNOWN_SECONDS = 1.5  # after which the server knows what a replica runs
+BUSY = 6  # requests that run all the time while a node is drained, beside the others
+HELD_FROM, LAST_FROM = COUNT * 4 // 10, COUNT * 9 // 10  # the first that wait for the window, and for the last fault
 
 
 def window_until(closes_at: float) -> str:
@@ -98,6 +102,28 @@ async def pool_state(client: RequestClient, name: str) -> str:
     return {each["name"]: str(each["state"]) for each in answer["data"]}[name]
 
 
+@contextlib.asynccontextmanager
+async def busy(client: RequestClient) -> AsyncIterator[None]:
+    """Run further requests all the time, so that each replica has some, however fast it is."""
+    further, numbers, over = RequestClient(client.http), itertools.count(COUNT), asyncio.Event()
+
+    async def run() -> None:
+        while not over.is_set():
+            await further.run(next(numbers))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(BUSY):
+            group.create_task(run())
+        yield
+        over.set()
+
+
+def stopped(server: Server, reason: str) -> list[int]:
+    """Return how many sequences ran on each of the replicas that were stopped for a reason."""
+    pattern = rf"replica is stopped: replica=\S+ node=\S+ sequences=(\d+) grace=\S+ reason='{re.escape(reason)}'"
+    return [int(each) for each in re.findall(pattern, server.log.read_text())]
+
+
 def evictions(server: Server, reason: str) -> float:
     name = f'syringa_replica_evictions_total{{reason="{reason}"}}'
     return next(float(line.split()[-1]) for line in server.get("/metrics").text.splitlines() if line.startswith(name))
@@ -111,8 +137,8 @@ def test_requests_of_all_kinds_survive_nodes_that_come_and_go(
 
     Windows end at full minutes. The time that the first server takes says how long the second one may take, which only
     takes over what runs: its window ends after more than twice that time. Half of the requests begin one after the
-    other from a second before that moment on until the pool has closed, so that some are running then, however fast or
-    slow the machine is.
+    other from shortly before that moment on until the pool has closed, and others are added while a node is drained, so
+    that some are running then, however fast or slow the machine is.
     """
     database = str(tmp_path / "syringa.db")
     gone: dict[str, str] = {}  # the names of nodes
@@ -141,7 +167,7 @@ def test_requests_of_all_kinds_survive_nodes_that_come_and_go(
 
             async def close_window(client: RequestClient) -> None:
                 """Let requests begin until the pool has closed."""
-                await asyncio.sleep(closes_at - 1 - time.time())
+                await asyncio.sleep(closes_at - KNOWN_SECONDS - time.time())
                 begun = HELD_FROM
                 while await pool_state(client, "night") not in ("closing", "inactive"):
                     if begun < LAST_FROM:
@@ -168,10 +194,12 @@ def test_requests_of_all_kinds_survive_nodes_that_come_and_go(
                 gone["drained"] = min(await until(lambda: set(replicas(server)) - {"n", gone["removed"]}))
                 last.set()  # after the last wait for a replica: these requests run while the node is drained
                 await until(lambda: max(client.begun) >= LAST_FROM)
-                answer = await client.http.post(f"/admin/nodes/{gone['drained']}/drain", json={"grace": 2})
-                answer.raise_for_status()
                 assert len(client.done) < COUNT
-                await until(lambda: gone["drained"] not in conditions(server))
+                async with busy(client):
+                    await asyncio.sleep(KNOWN_SECONDS)
+                    answer = await client.http.post(f"/admin/nodes/{gone['drained']}/drain", json={"grace": 2})
+                    answer.raise_for_status()
+                    await until(lambda: gone["drained"] not in conditions(server))
                 while await pool_state(client, "night") != "inactive":  # noqa: ASYNC110  it can only be polled
                     await asyncio.sleep(0.1)
                 await until(lambda: conditions(server).get(gone["removed"], "lost") == "lost")
@@ -184,6 +212,8 @@ def test_requests_of_all_kinds_survive_nodes_that_come_and_go(
 
             disturbed = asyncio.run(run())
             check_equal(disturbed, expected)
+            assert sum(stopped(server, "pool night is closed")) > 0
+            assert sum(stopped(server, f"node {gone['drained']} is drained")) > 0
             reasons = moves(server).keys()
             assert "drain" in reasons
             assert reasons & {"silence", "crash"}  # which of them is noticed first
