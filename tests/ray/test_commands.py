@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -10,7 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,7 @@ from tests.ray.harness import cluster_folder, free_port, processes_with, until
 
 pytestmark = pytest.mark.slow
 
+KNOWN_SECONDS = 1.5  # after which the server knows what a replica runs
 SERVER, GCS = b"syringa.cli.serve_process", b"gcs_server"
 
 
@@ -166,6 +171,50 @@ def test_a_cluster_starts_is_joined_and_left_and_adopts_its_replicas(tmp_path: P
 
         cluster.process.terminate()
         assert cluster.process.wait(120) == 0
+
+
+def stream(url: str, prompt: str) -> str:
+    body = {"prompt": prompt, "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+    answer = httpx.post(url + "/v1/completions", json=body, timeout=300).raise_for_status()
+    lines = answer.content.split(b"\n")
+    events = [json.loads(each.removeprefix(b"data: ")) for each in lines if each.startswith(b"data: {")]
+    return "".join(choice["text"] for event in events for choice in event["choices"])
+
+
+def test_streams_survive_a_node_that_gets_sigterm(tmp_path: Path) -> None:
+    prompts = [f"the {number}" for number in range(6)]
+    with started(tmp_path, "--replicas", "2", "--kv-cache-tokens", "8192") as cluster:
+        url = cluster.url()
+        expected = {prompt: stream(url, prompt) for prompt in prompts}
+        node = Command(
+            tmp_path / "node.log",
+            *("join", cluster.address, "--token", cluster.token(), "--dir", str(tmp_path / "node")),
+            *("--name", "n1", "--cpus", "1", "--grace", "0"),
+        )
+        over = threading.Event()
+
+        def repeat(prompt: str) -> None:
+            while not over.is_set():
+                assert stream(url, prompt) == expected[prompt]
+
+        try:
+            node.until_logged("Joined")
+            until(lambda: {each["node"] for each in cluster.replicas()} > {"n1"})
+            with ThreadPoolExecutor(len(prompts)) as executor:
+                running = [executor.submit(repeat, prompt) for prompt in prompts]
+                try:
+                    time.sleep(KNOWN_SECONDS)
+                    node.process.terminate()
+                    assert node.process.wait(120) == 0
+                finally:
+                    over.set()
+            for each in running:
+                each.result()
+        finally:
+            node.end()
+        assert "Left the cluster." in node.log.read_text()
+        cluster.until_logged(r"node=n1 sequences=[1-9]\d* grace=0 reason='node n1 is drained'")
+        assert 'reason="drain"' in httpx.get(url + "/metrics", timeout=60).text
 
 
 def test_a_killed_start_leaves_nothing_behind(tmp_path: Path) -> None:
