@@ -46,6 +46,7 @@ KERNEL_TESTS = [
     "test_prefill_attention.py",
     "test_quantized_gemm.py",
     "test_rotary.py",
+    "test_shared_memory.py",
 ]
 if missing_triton():
     collect_ignore += KERNEL_TESTS

@@ -16,6 +16,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+LARGE_SHARED_MEMORY = 200 << 10
+OTHER_SHARED_MEMORY = 3 << 10  # for scales, barriers and reductions
+
 
 @triton.jit
 def pdl_wait(PDL: tl.constexpr):
@@ -51,12 +54,29 @@ def pdl_options(pdl: bool) -> dict[str, bool]:
 
 
 @cache
+def shared_memory() -> int:
+    """Return the bytes of shared memory that a program may use; 0: no GPU, or not known."""
+    if not torch.cuda.is_available():
+        return 0
+    size: int = getattr(torch.cuda.get_device_properties(), "shared_memory_per_block_optin", 0)
+    return size
+
+
 def has_large_shared_memory() -> bool:
     """Return whether a program may use 200 KiB of shared memory: GPUs of data centers from Hopper on."""
-    if not torch.cuda.is_available():
-        return False
-    size: int = getattr(torch.cuda.get_device_properties(), "shared_memory_per_block_optin", 0)
-    return size >= 200 << 10
+    return shared_memory() >= LARGE_SHARED_MEMORY
+
+
+def fit_stages(stages: int, stage_bytes: int) -> int:
+    """Return how many iterations of `stage_bytes` can be in flight, at most `stages`.
+
+    The configurations were chosen for Hopper, where all fit. Other GPUs keep one iteration less in shared memory than
+    are in flight; those with 99 KiB have no room for some.
+    """
+    available = shared_memory()
+    if not available or available >= LARGE_SHARED_MEMORY:
+        return stages
+    return max(1, min(stages, (available - OTHER_SHARED_MEMORY) // stage_bytes + 1))
 
 
 _workspaces: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}

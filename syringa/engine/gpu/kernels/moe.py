@@ -20,7 +20,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from syringa.engine.gpu.kernels.fp8 import quantize_rows
-from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options, pdl_wait
+from syringa.engine.gpu.kernels.launch import fit_stages, pdl_launch_dependents, pdl_options, pdl_wait
 from syringa.engine.gpu.kernels.quantized_gemm import PairBlocks, QuantizedConfig, dequantize, quantized_gemm
 from syringa.engine.gpu.kernels.reference import SigmoidScores
 from syringa.engine.gpu.packed_weight import PackedWeight
@@ -327,11 +327,13 @@ def _grouped(
     n, k = out.shape[1], x.shape[1]
     described = TensorDescriptor.from_tensor(w.view(-1, k), [config.outputs, config.inputs])
     alpha, limit = swiglu or (0.0, 0.0)
+    stage_bytes = config.inputs * (config.pairs + config.outputs * (2 if gated else 1)) * w.element_size()
     _grouped_kernel[(len(routing.experts) * triton.cdiv(n, config.outputs),)](
         x, described, x if bias is None else bias, routing.weights, routing.pairs, routing.experts, out, n,
         K=k, TOP_K=routing.weights.shape[1], GATED=gated, BIAS=bias is not None,
         CLAMPED=swiglu is not None, ALPHA=alpha, LIMIT=limit,
-        BLOCK_M=config.pairs, BLOCK_N=config.outputs, BLOCK_K=config.inputs, STAGES=config.stages,
+        BLOCK_M=config.pairs, BLOCK_N=config.outputs, BLOCK_K=config.inputs,
+        STAGES=fit_stages(config.stages, stage_bytes),
         num_warps=config.warps, **pdl_options(pdl),
     )  # fmt: skip
 

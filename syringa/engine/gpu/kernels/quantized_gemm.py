@@ -14,8 +14,9 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
-from syringa.engine.gpu.kernels.launch import get_workspace, pdl_launch_dependents, pdl_options, pdl_wait
+from syringa.engine.gpu.kernels.launch import fit_stages, get_workspace, pdl_launch_dependents, pdl_options, pdl_wait
 from syringa.engine.gpu.packed_weight import PackedWeight
 from syringa.engine.models.config import ClampedSwiglu
 
@@ -59,12 +60,16 @@ _E2M1_TO_BF16 = """
     and.b32 d, d, 0x01c001c0;
     lop3.b32 a, a, 0x80008000, c, 0xea;
     lop3.b32 b, b, 0x80008000, d, 0xea;
-    mul.rn.bf16x2 $0, a, f;
-    mul.rn.bf16x2 $1, b, f;
-}"""
+"""
+_PRODUCT = "    mul.rn.bf16x2 $0, a, f;\n    mul.rn.bf16x2 $1, b, f;\n}"  # from Hopper on
+_PRODUCT_BEFORE = (
+    "    mov.b32 c, 0x80008000;\n    fma.rn.bf16x2 $0, a, f, c;\n    fma.rn.bf16x2 $1, b, f, c;\n}"  # plus -0
+)
 _REGISTERS = "{ .reg .b32 a, b, c, d, f; mov.b32 f, 0x7e807e80;"
-_E2M1_LOW = tl.constexpr(f"{_REGISTERS} shl.b32 b, $2, 4;{_E2M1_TO_BF16}")
-_E2M1_HIGH = tl.constexpr(f"{_REGISTERS} mov.b32 b, $2;{_E2M1_TO_BF16}")
+_E2M1_LOW = tl.constexpr(f"{_REGISTERS} shl.b32 b, $2, 4;{_E2M1_TO_BF16}{_PRODUCT}")
+_E2M1_HIGH = tl.constexpr(f"{_REGISTERS} mov.b32 b, $2;{_E2M1_TO_BF16}{_PRODUCT}")
+_E2M1_LOW_BEFORE = tl.constexpr(f"{_REGISTERS} shl.b32 b, $2, 4;{_E2M1_TO_BF16}{_PRODUCT_BEFORE}")
+_E2M1_HIGH_BEFORE = tl.constexpr(f"{_REGISTERS} mov.b32 b, $2;{_E2M1_TO_BF16}{_PRODUCT_BEFORE}")
 
 
 @triton.jit
@@ -75,10 +80,15 @@ def _to_numbers(packed, zero, HIGH: tl.constexpr, FORMAT: tl.constexpr, DTYPE: t
             numbers = tl.inline_asm_elementwise(
                 _INT4_HIGH if HIGH else _INT4_LOW, "=r,=r,r", [packed], dtype=tl.bfloat16, is_pure=True, pack=4
             ) - (zero + 128.0).to(tl.bfloat16)
-        else:
+        elif cuda_capability_geq(9, 0):
             numbers = tl.inline_asm_elementwise(
                 _E2M1_HIGH if HIGH else _E2M1_LOW, "=r,=r,r", [packed], dtype=tl.bfloat16, is_pure=True, pack=4
             )
+        else:
+            numbers = tl.inline_asm_elementwise(
+                _E2M1_HIGH_BEFORE if HIGH else _E2M1_LOW_BEFORE, "=r,=r,r", [packed],
+                dtype=tl.bfloat16, is_pure=True, pack=4,
+            )  # fmt: skip
     else:
         codes = packed >> 4 if HIGH else packed & 15
         if FORMAT == _INT4:
@@ -354,6 +364,8 @@ def quantized_gemm(
     cells = slots * splits * config.outputs * config.rows * (2 if gated else 1) if splits > 1 else 0
     partials, counters = get_workspace(out.device, cells, slots)
     alpha, limit = swiglu or (0.0, 0.0)
+    weight_bytes = block_k * config.outputs * (2 if gated else 1) // (1 if weight.format == "fp8" else 2)
+    stages = fit_stages(config.stages, block_k * config.rows * x.element_size() + weight_bytes)
     _quantized_kernel[grid](
         x, weight.scales if x_scales is None else x_scales,
         weight.data, weight.scales, weight.scales if weight.zeros is None else weight.zeros,
@@ -367,7 +379,7 @@ def quantized_gemm(
         RESIDUAL=residual is not None, ROUTED=routed is not None,
         TOP_K=1 if routed is None else pair_weights.shape[1],
         CLAMPED=swiglu is not None, ALPHA=alpha, LIMIT=limit,
-        BLOCK_M=config.rows, BLOCK_N=config.outputs, BLOCK_K=block_k, STAGES=config.stages,
+        BLOCK_M=config.rows, BLOCK_N=config.outputs, BLOCK_K=block_k, STAGES=stages,
         num_warps=config.warps, **pdl_options(pdl),
     )  # fmt: skip
 

@@ -14,7 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
-from syringa.engine.gpu.kernels.launch import get_workspace, pdl_launch_dependents, pdl_options, pdl_wait, prefetch_l2
+from syringa.engine.gpu.kernels.launch import (
+    fit_stages,
+    get_workspace,
+    pdl_launch_dependents,
+    pdl_options,
+    pdl_wait,
+    prefetch_l2,
+)
 
 
 class SkinnyConfig(NamedTuple):
@@ -141,6 +148,7 @@ def skinny(
     splits = triton.cdiv(inputs, inputs_per_split)
     cells = tiles * splits * config.outputs * block * (2 if gated else 1) if splits > 1 else 0
     partials, counters = get_workspace(out.device, cells, tiles)
+    stage_bytes = config.inputs * (block + config.outputs * (2 if gated else 1)) * weight.element_size()
     _skinny_kernel[(tiles, splits)](
         x,
         weight,
@@ -163,7 +171,7 @@ def skinny(
         BLOCK_M=block,
         BLOCK_N=config.outputs,
         BLOCK_K=config.inputs,
-        STAGES=config.stages,
+        STAGES=fit_stages(config.stages, stage_bytes),
         PREFETCH_LINES=min(triton.next_power_of_2(config.stages * config.inputs // 64), 8),
         num_warps=config.warps,
         **pdl_options(pdl),

@@ -1,0 +1,54 @@
+"""Kernels on GPUs with less shared memory than the one that their tile sizes were measured on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from syringa.engine.gpu.kernels import launch
+
+KIB = 1 << 10
+
+
+@pytest.mark.parametrize(
+    ("available", "stages", "stage_bytes", "expected"),
+    [
+        (227 * KIB, 4, 48 * KIB, 4),  # Hopper: as measured
+        (227 * KIB, 6, 100 * KIB, 6),
+        (0, 4, 48 * KIB, 4),  # no GPU, or not known
+        (99 * KIB, 4, 16 * KIB, 4),
+        (99 * KIB, 4, 48 * KIB, 3),
+        (99 * KIB, 4, 68 * KIB, 2),
+        (99 * KIB, 4, 200 * KIB, 1),
+        (163 * KIB, 4, 48 * KIB, 4),
+    ],
+)
+def test_fit_stages_keeps_what_has_room(
+    monkeypatch: pytest.MonkeyPatch, available: int, stages: int, stage_bytes: int, expected: int
+) -> None:
+    monkeypatch.setattr(launch, "shared_memory", lambda: available)
+    assert launch.fit_stages(stages, stage_bytes) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "kib"), [(80, 163), (89, 99), (120, 99)])
+def test_products_compile_and_fit_in_shared_memory(tmp_path: Path, capability: int, kib: int) -> None:
+    """Of A100, of RTX 4090 and L40S, and of RTX 5090. Compiled without a GPU."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.engine.gpu.compiled_kernels", str(capability), str(kib)]
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    found: dict[str, float] = json.loads(result.stdout)
+    assert len(found) > 20
+    assert not {name: size for name, size in found.items() if size > kib}
