@@ -65,18 +65,27 @@ def test_matmul_check_detects_difference(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("cache", [torch.float32, FP8])
 def test_attention_check_reads_cache_of_its_dtype(monkeypatch: pytest.MonkeyPatch, cache: torch.dtype) -> None:
+    """Sums of ones are exact in any order and pass; a small difference for one chunk is detected."""
     monkeypatch.setattr(batch_invariant_check, "LENGTH", 40)
+    monkeypatch.setattr(batch_invariant_check, "random_like", lambda like, *shape, seed=0: torch.ones(*shape))
     found: set[torch.dtype] = set()
+    errors: dict[int, float] = {}
 
     def prefill(q: torch.Tensor, keys: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
         found.add(keys.dtype)
-        return prefill_attention(q, keys, *rest, **options)
+        return prefill_attention(q, keys, *rest, **options) + errors.get(len(q), 0)
 
     monkeypatch.setattr(batch_invariant_check, "prefill_attention", prefill)
-    assert batch_invariant_check.attention_is_batch_invariant(
-        BatchInvariantOps(), heads=2, kv_heads=1, size=16, window=0, like=torch.ones(1), cache=cache
-    )
+
+    def is_batch_invariant() -> bool:
+        return batch_invariant_check.attention_is_batch_invariant(
+            BatchInvariantOps(), heads=2, kv_heads=1, size=16, window=0, like=torch.ones(1), cache=cache
+        )
+
+    assert is_batch_invariant()
     assert found == {cache}
+    errors[3] = 1e-3  # the last chunk
+    assert not is_batch_invariant()
 
 
 def test_check_covers_the_cache_that_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
