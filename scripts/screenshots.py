@@ -79,7 +79,7 @@ async def chat_phone(page: Page) -> None:
 
 
 async def completions(page: Page) -> None:
-    await page.get_by_label("Text", exact=True).fill("Photosynthesis is")
+    await page.get_by_role("textbox", name="Text", exact=True).fill("Photosynthesis is")
     await page.locator("input[type=number]").nth(1).fill("0")
     await page.get_by_role("button", name="Complete", exact=True).click()
     await expect(page.get_by_text("tokens/s")).to_be_visible()

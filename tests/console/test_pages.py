@@ -28,7 +28,7 @@ PAGES = {
     "/batches": ".table",
     "/models": ".model-card",
     "/status": ".status-note",
-    "/usage": ".table",
+    "/usage": ".card.flush .table",
     "/keys": ".empty",
 }
 
