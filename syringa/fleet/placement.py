@@ -39,7 +39,7 @@ class ReplicaNeeds(NamedTuple):
 class NodeRoom:
     """What a node has left."""
 
-    __slots__ = ("count", "cpus", "gpus", "max_replicas", "memory", "models", "node", "penalty", "shared", "threads")
+    __slots__ = ("count", "cpus", "gpus", "memory", "models", "node", "penalty", "shared", "threads")
 
     def __init__(self, node: Node, penalty: int = 0) -> None:
         """`penalty`: how often replicas have failed there of late."""
@@ -47,7 +47,6 @@ class NodeRoom:
         self.gpus = node.gpus
         self.cpus: float = node.cpus or _UNLIMITED
         self.memory: float = node.memory or _UNLIMITED
-        self.max_replicas: float = node.max_replicas or _UNLIMITED
         self.count = 0  # replicas
         self.shared = False  # whether a replica uses all of its threads
         self.threads = 0  # of the pool that are in use, on a node without GPUs
@@ -58,8 +57,6 @@ class NodeRoom:
         return self.penalty, self.count, self.node.name
 
     def fits(self, needs: ReplicaNeeds) -> bool:
-        if self.count >= self.max_replicas:
-            return False
         if self.node.gpus and needs.device != "cpu":
             return self.gpus >= max(needs.gpus, 1)
         if needs.device == "cuda" or needs.gpus > 1:

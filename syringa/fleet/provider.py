@@ -27,7 +27,6 @@ class Node:
     """A place where replicas run: a machine, or in a cluster a pod."""
 
     name: str
-    max_replicas: int = 0  # 0: the provider finds out whether another one fits
     condition: NodeCondition = "ready"  # draining: it is about to be taken away
     labels: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 0

@@ -98,10 +98,10 @@ def test_decide_backs_off_from_what_keeps_failing() -> None:
 
 
 def test_decide_spreads_replicas_over_nodes_with_room() -> None:
-    nodes = [Node("a"), Node("b", max_replicas=1), Node("c", condition="draining")]
+    nodes = [Node("a", gpus=2), Node("b", gpus=1), Node("c", condition="draining", gpus=2)]
     decisions = decide(snapshot(model(3, 3), nodes=nodes))
     assert kinds(decisions) == ["start a", "start b", "start a"]
-    full = [Node("b", max_replicas=1)]
+    full = [Node("b", gpus=1)]
     assert decide(snapshot(model(2, 2), ready(node="b"), nodes=full)) == []
 
 
