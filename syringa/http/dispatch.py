@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from syringa.api.chat.prompt import CountImages
 from syringa.api.models.served_model import ServedModel
 from syringa.api.output_writer import PreparedRequest, ToolRounds
 from syringa.engine.interface import Engine, EngineProvider
@@ -24,6 +25,7 @@ from syringa.http.middleware.errors import shutdown_error
 from syringa.http.streaming.cancellation import CancelScope
 from syringa.http.streaming.writer import ClientDisconnected
 from syringa.service.auth.key_watch import KeyWatch
+from syringa.service.auth.keys import Caller
 from syringa.service.usage.accounting import RequestAccounting
 from syringa.types import EmbeddingRequest, EmbeddingResult, Image
 
@@ -103,8 +105,12 @@ class GenerationDispatcher:
             if not engine.ready:
                 await _load(engine, accounting)
 
-    async def count_prompt(
-        self, model: str, prompt: list[int], images: tuple[Image, ...], accounting: RequestAccounting
+    def prompt_counter(self, caller: Caller, endpoint: str, request_id: str) -> CountImages:
+        """Return a function that counts prompts with images. Nothing is generated, so nothing is metered."""
+        return functools.partial(self._count_prompt, RequestAccounting([], caller, endpoint, request_id))
+
+    async def _count_prompt(
+        self, accounting: RequestAccounting, model: str, prompt: list[int], images: tuple[Image, ...]
     ) -> int:
         """Return the number of tokens of a prompt with its images. A model that is not in memory is loaded."""
         accounting.model = model

@@ -152,4 +152,4 @@ EVENTS: tuple[type[msgspec.Struct], ...] = (
 class TokenCountBody(msgspec.Struct, kw_only=True):
     """The answer of `/v1/messages/count_tokens`."""
 
-    input_tokens: Annotated[int, doc("All tokens of the prompt; an image counts as its placeholder.")]
+    input_tokens: Annotated[int, doc("All tokens of the prompt.")]

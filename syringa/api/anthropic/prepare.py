@@ -25,7 +25,15 @@ from syringa.api.anthropic.thinking import ThinkingRequest, has_thinking, read_t
 from syringa.api.anthropic.token_counts import count_tokens
 from syringa.api.anthropic.tools import MessageTools, read_message_tools
 from syringa.api.anthropic.writer import MessageWriter
-from syringa.api.chat.prompt import ChatPrompt, PromptRenderer, check_message_count, fit_prompt, require_template
+from syringa.api.chat.prompt import (
+    ChatPrompt,
+    CountImages,
+    PromptRenderer,
+    check_message_count,
+    count_prompt_tokens,
+    fit_prompt,
+    require_template,
+)
 from syringa.api.decoding import convert
 from syringa.api.error_formats import PROMPT_TOO_LONG
 from syringa.api.fields.constraints import check_tools_with_constraint, compose_grammar, constraint_name
@@ -40,10 +48,7 @@ from syringa.events import GenerationRequest, OutputFormat
 from syringa.ids import random_id
 from syringa.prompt.chat.tools import close_schema
 from syringa.prompt.images.loader import fetch_images
-from syringa.types import Grammar, Image
-
-CountImages = Callable[[str, list[int], tuple[Image, ...]], Awaitable[int]]
-"""Returns the number of tokens of a prompt with images, given the id of the model and the tokens with placeholders."""
+from syringa.types import Grammar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,16 +145,10 @@ async def prepare_message(
 async def count_message_tokens(
     body: CountTokensRequest, models: Models, ignored: list[str], context: MessageContext, count_images: CountImages
 ) -> TokenCountBody:
-    """Return the number of tokens of the prompt that a message with the same fields has.
-
-    `count_images` asks the engine, which alone knows the number of tokens of an image.
-    """
+    """Return the number of tokens of the prompt that a message with the same fields has."""
     model = await models.find(body.model)
     prompt = (await _read_prompt(body, model, ignored, context)).prompt
-    if not prompt.images:
-        return TokenCountBody(input_tokens=len(prompt.tokens))
-    images = tuple(await fetch_images(prompt.images, model.image_policy, context.tenant))
-    return TokenCountBody(input_tokens=await count_images(model.id, prompt.tokens, images))
+    return TokenCountBody(input_tokens=await count_prompt_tokens(prompt, model, context.tenant, count_images))
 
 
 async def _read_prompt(body: PromptBody, model: ServedModel, ignored: list[str], context: MessageContext) -> _Prompt:

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,9 @@ from syringa.prompt.chat.template import Message, Template
 from syringa.prompt.chat.template_capabilities import TemplateCapabilities
 from syringa.prompt.chat.tool_messages import add_tool_instructions, rewrite_tool_call_ids, tool_calls_as_text
 from syringa.prompt.chat.tools import Tool, ToolUse, tool_definition
-from syringa.prompt.images.loader import ImageSource
+from syringa.prompt.images.loader import ImageSource, fetch_images
 from syringa.prompt.tokens.control_tokens import ClientTextEscape, strings_of
+from syringa.types import Image
 
 # Below this many characters rendering inline is cheaper than in a thread. An empty message counts for a few.
 _INLINE_CHARS = 4096
@@ -46,6 +47,21 @@ class ChatPrompt:
     tokens: list[int]
     images: list[ImageSource]
     short_tools: bool = False
+
+
+CountImages = Callable[[str, list[int], tuple[Image, ...]], Awaitable[int]]
+"""Returns the number of tokens of a prompt with images, given the id of the model and the tokens with placeholders."""
+
+
+async def count_prompt_tokens(prompt: ChatPrompt, model: ServedModel, tenant: str, count_images: CountImages) -> int:
+    """Return the number of tokens of a prompt, as a request with the prompt counts them.
+
+    `count_images` asks the engine, which alone knows the number of tokens of an image.
+    """
+    if not prompt.images:
+        return len(prompt.tokens)
+    images = await fetch_images(prompt.images, model.image_policy, tenant)
+    return await count_images(model.id, prompt.tokens, tuple(images))
 
 
 @dataclass(frozen=True, kw_only=True)

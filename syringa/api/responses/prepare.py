@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from syringa.api.chat.prompt import CountImages, count_prompt_tokens
 from syringa.api.decoding import convert
 from syringa.api.fields.common import check_metadata
 from syringa.api.fields.compatibility import read_compatibility_fields
@@ -109,12 +110,13 @@ async def prepare_response(
 
 
 async def count_input_tokens(
-    body: InputTokensRequest, models: Models, ignored: list[str], context: ResponseContext
+    body: InputTokensRequest,
+    models: Models,
+    ignored: list[str],
+    context: ResponseContext,
+    count_images: CountImages,
 ) -> dict[str, Any]:
-    """Return the number of tokens of the prompt that a response would have.
-
-    An image counts as its placeholder only: its number of tokens is known to the engine alone.
-    """
+    """Return the number of tokens of the prompt that a response would have."""
     model = await models.find(body.model)
     check_conversation(body)
     if body.personality is not None:
@@ -144,7 +146,8 @@ async def count_input_tokens(
         tools=tools.request.use if tools.request is not None else None,
         truncate=truncate,
     )
-    return {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
+    counted = await count_prompt_tokens(prompt, model, context.tenant, count_images)
+    return {"object": "response.input_tokens", "input_tokens": counted}
 
 
 async def _read_fields(

@@ -19,7 +19,6 @@ from syringa.http.context import request_context
 from syringa.http.dispatch import GenerationDispatcher
 from syringa.http.streaming.sse import BufferedResponse, EventStreamResponse, Framing, frame_named_event, generate_body
 from syringa.service.app_state import AppState
-from syringa.service.usage.accounting import RequestAccounting
 
 _COUNT_TOKENS = "/v1/messages/count_tokens"
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -53,14 +52,12 @@ class AnthropicRoutes:
     async def count_tokens(self, request: Request) -> Response:
         body, ignored = await dependencies.read_body(request, CountTokensRequest)
         caller = dependencies.caller(request)
-        # Nothing is generated, so nothing is metered.
-        accounting = RequestAccounting([], caller, _COUNT_TOKENS, request_context(request.scope).request_id)
         counted = await count_message_tokens(
             body,
             self._models.for_key(caller.models),
             ignored,
             self._context(caller.organization),
-            functools.partial(self._dispatcher.count_prompt, accounting=accounting),
+            self._dispatcher.prompt_counter(caller, _COUNT_TOKENS, request_context(request.scope).request_id),
         )
         return dependencies.json(counted, dependencies.ignored_fields_header(self._config, ignored))
 

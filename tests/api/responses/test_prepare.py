@@ -11,6 +11,7 @@ from syringa.api.decoding import convert
 from syringa.api.models.served_model import FixedModels
 from syringa.api.responses import InputTokensRequest, count_input_tokens
 from syringa.errors import InvalidRequest
+from syringa.types import Image
 from tests.api.responses.helpers import context, prepare, prompt, prompt_of, respond, run_generation, stream, to_json
 from tests.chat_models import OPENING, reasoning_model, tool_model
 from tests.prompt.grammar.matching import follows
@@ -233,9 +234,14 @@ async def test_open_mode_response_matches_both_schemas() -> None:
     validate_openai(events[-1]["response"], "Response")
 
 
+async def no_images(model: str, prompt: list[int], images: tuple[Image, ...]) -> int:
+    raise AssertionError("the engine is asked about a prompt without images")
+
+
 async def count_tokens(body: dict[str, Any], ignored: list[str] | None = None) -> dict[str, Any]:
     names = [] if ignored is None else ignored
-    return await count_input_tokens(convert(body, InputTokensRequest), FixedModels([tool_model()]), names, context())
+    models = FixedModels([tool_model()])
+    return await count_input_tokens(convert(body, InputTokensRequest), models, names, context(), no_images)
 
 
 @pytest.mark.parametrize(

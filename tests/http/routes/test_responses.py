@@ -10,11 +10,17 @@ from syringa.api.decoding import MAX_DEPTH
 from syringa.config import Config
 from syringa.errors import EngineOverloaded, EngineUnavailable, StoreUnavailable
 from syringa.store import Store
-from tests.chat_models import plain_model, reasoning_model, tool_model
+from tests.chat_models import plain_model, reasoning_model, tool_model, vision_model
 from tests.client import eventually, server
 from tests.fake_engine import FakeEngine
 from tests.http.responses_client import PATH, ResponsesClient, responses_client, stream_events, text_of
 from tests.schemas import validate_openai
+
+IMAGE = {
+    "type": "input_image",
+    "image_url": "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAA"
+    "AAAElFTkSuQmCC",
+}
 
 
 @pytest.fixture
@@ -154,6 +160,20 @@ async def test_input_tokens_are_counted(database: str) -> None:
         before = (await http.respond())["id"]
         more = await http.post(f"{PATH}/input_tokens", json={"input": "x", "previous_response_id": before})
         assert more.json()["input_tokens"] == len("[u]hi[a]hello[u]x[a]")
+
+
+async def test_images_are_counted_as_in_the_response(database: str) -> None:
+    engine = FakeEngine("hello")
+    engine.image_tokens = 50
+    content = [IMAGE, {"type": "input_text", "text": "Which is darker?"}, IMAGE]
+    input = [{"role": "user", "content": content}]
+    async with responses_client(database, engine, model=vision_model()) as http:
+        answer = await http.post(f"{PATH}/input_tokens", json={"input": input})
+        counted = answer.raise_for_status().json()["input_tokens"]
+        assert counted == len("[user]XWhich is darker?X[assistant]".replace("X", "<image>")) + 2 * 49
+        assert counted == (await http.respond(input=input))["usage"]["input_tokens"]
+        engine.fail, engine.fail_first = EngineUnavailable("The worker died."), True
+        assert (await http.post(f"{PATH}/input_tokens", json={"input": input})).status_code == 503
 
 
 async def test_compacted_conversation_can_be_continued(database: str) -> None:
