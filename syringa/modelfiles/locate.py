@@ -59,12 +59,14 @@ def locate(model: str) -> ModelFiles:
         return _gguf(path, path.stem)
     if path is not None and path.is_dir():
         return _folder(path, path.resolve().name)
-    pulled = existing_path(str(models_dir() / f"{model}.gguf")) if "/" not in model else None
+    entry = catalog.find(model)
+    file = entry.file if entry is not None and entry.file else f"{model}.gguf"
+    pulled = existing_path(str(models_dir() / file)) if "/" not in model else None
     if pulled is not None and pulled.is_file():
-        return _gguf(pulled, model)
+        return _gguf(pulled, entry.name if entry is not None else model)
     if (name := hub_name(model)) is not None:
         return _in_hub_cache(name, model)
-    if catalog.find(model) is not None:
+    if entry is not None:
         raise ModelError(f"the model {model} is not here yet: run `syringa pull {model}`")
     raise ModelError(f"{model}: no such file or folder; `syringa models` lists the models that are here")
 
@@ -143,11 +145,15 @@ def _package_folders(name: str) -> list[Path]:
     return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
 
 
-def hub_cache() -> Path:
-    if cache := os.environ.get("HF_HUB_CACHE"):
-        return Path(cache).expanduser()
+def hub_home() -> Path:
+    """Return the folder of huggingface_hub's settings, such as the access token, and of its cache by default."""
     home = os.environ.get("HF_HOME")
-    return (Path(home).expanduser() if home else Path.home() / ".cache" / "huggingface") / "hub"
+    return Path(home).expanduser() if home else Path.home() / ".cache" / "huggingface"
+
+
+def hub_cache() -> Path:
+    cache = os.environ.get("HF_HUB_CACHE")
+    return Path(cache).expanduser() if cache else hub_home() / "hub"
 
 
 def hub_snapshots(repository: str) -> list[Path]:

