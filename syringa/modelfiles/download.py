@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
 from collections.abc import Callable
@@ -173,7 +174,9 @@ def _first_line(error: Exception) -> str:
 
 
 def _retry_after(response: httpx.Response) -> float | None:
+    """Return the seconds that the server asks to wait; None if it does not say, or not as a number of seconds."""
     try:
-        return float(response.headers.get("Retry-After", ""))
+        seconds = float(response.headers.get("Retry-After", ""))
     except ValueError:
         return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None

@@ -22,7 +22,7 @@ import msgspec
 
 from syringa.errors import ModelError
 from syringa.modelfiles.download import ATTEMPTS, Downloader, FileProgress, Progress, RemoteFile, progress_from
-from syringa.modelfiles.locate import hub_cache
+from syringa.modelfiles.locate import hub_cache, hub_home
 from syringa.modelfiles.variants import HubName, select_files
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ def _token() -> str | None:
     """Return the access token: of the environment, or of `hf auth login`."""
     if token := os.environ.get("HF_TOKEN", "").strip():
         return token
-    path = os.environ.get("HF_TOKEN_PATH") or hub_cache().parent / "token"
+    path = os.environ.get("HF_TOKEN_PATH")
     with contextlib.suppress(OSError):
-        return Path(path).read_text().strip() or None
+        return (Path(path).expanduser() if path else hub_home() / "token").read_text().strip() or None
     return None
 
 

@@ -59,7 +59,8 @@ def gguf_variants(files: Iterable[str]) -> dict[str, list[str]]:
     """
     models: dict[str, list[str]] = {}
     for file in sorted(files):
-        if file.lower().endswith(".gguf") and not file.rpartition("/")[2].lower().startswith("mmproj"):
+        # A vision tower is `mmproj-X.gguf` or `X.mmproj-Q8_0.gguf`.
+        if file.lower().endswith(".gguf") and "mmproj" not in file.rpartition("/")[2].lower():
             models.setdefault(_SPLIT.sub("", file[: -len(".gguf")]), []).append(file)
     quantizations = [quantization(parts[0]) for parts in models.values()]
     variants = {}

@@ -25,6 +25,7 @@ class FakeHub(ThreadingHTTPServer):
         self.corrupt: set[str] = set()  # files that are sent with other bytes than those listed
         self.cut_after: dict[str, list[int]] = {}  # file → bytes after which each connection is cut
         self.statuses: list[int] = []  # of the next responses, instead of content
+        self.retry_after: str | None = None  # header of those responses
         self.ignores_ranges = False
         self.token: str | None = None  # that every request needs
         self.gated: str | None = None  # token of an account that has accepted the terms of all models
@@ -76,7 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
         server, path = self.server, self.path.partition("?")[0]
         server.requests.append((self.command, path, self.headers.get("Range")))
         if server.statuses:
-            return self._send(server.statuses.pop(0), b"{}")
+            wait = {"Retry-After": server.retry_after} if server.retry_after is not None else None
+            return self._send(server.statuses.pop(0), b"{}", wait)
         if server.token and self.headers.get("Authorization") != f"Bearer {server.token}":
             return self._send(401, b"{}", {"X-Error-Message": "Invalid credentials"})
         if path.startswith("/api/models/"):

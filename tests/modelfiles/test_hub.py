@@ -46,7 +46,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("syringa.modelfiles.download._CHUNK", 100)
     monkeypatch.setattr(hub_module.download, "__defaults__", (lambda seconds: None,))  # no waiting between attempts
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HUGGING_FACE_HUB_TOKEN"):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
+    for name in ("HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     with fake_hub() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
@@ -64,6 +65,13 @@ def test_pull_fetches_only_the_named_variant(hub: FakeHub, name: str) -> None:
     hub.requests.clear()
     assert pull_model(name) == files  # already present
     assert hub.requests == []
+
+
+@pytest.mark.parametrize("tower", ["X.mmproj-Q8_0.gguf", "X-MMPROJ.Q8_0.gguf", "mmproj-X-Q8_0.gguf"])
+def test_pull_does_not_take_a_vision_tower_for_the_model(hub: FakeHub, tower: str) -> None:
+    hub.repositories["org/X"] = {"X.Q8_0.gguf": MODEL, tower: MODEL + bytes(64)}
+    assert Path(pull_model("org/X:Q8_0").path).name == "X.Q8_0.gguf"
+    assert hub.fetched() == {"X.Q8_0.gguf"}
 
 
 def test_pull_without_a_variant_prefers_q4_k_m(hub: FakeHub) -> None:
@@ -123,6 +131,19 @@ def test_too_many_requests_are_tried_again(hub: FakeHub) -> None:
         pull_model("org/model-GGUF:Q8_0")
 
 
+@pytest.mark.parametrize(
+    ("stated", "waited"), [("3", 3), ("0.5", 0.5), ("99999", 60), ("-1", 1), ("nan", 1), ("inf", 1), ("soon", 1)]
+)
+def test_retry_waits_for_the_stated_time_if_it_is_one(
+    hub: FakeHub, stated: str, waited: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(hub_module.download, "__defaults__", (waits.append,))
+    hub.statuses, hub.retry_after = [429], stated
+    assert pull_model("org/model-GGUF:Q4_K_M")
+    assert waits == [waited]
+
+
 def test_file_is_fetched_by_one_process(hub: FakeHub, tmp_path: Path) -> None:
     blobs = tmp_path / "hub" / "models--org--model-GGUF" / "blobs"
     blobs.mkdir(parents=True)
@@ -167,6 +188,27 @@ def test_pull_sends_the_token(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ModelError, match="HF_TOKEN"):
         pull_model("org/model-GGUF")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert pull_model("org/model-GGUF")
+
+
+@pytest.mark.parametrize("variable", ["HF_HOME", "HF_TOKEN_PATH", None])
+def test_pull_sends_the_stored_token_wherever_the_cache_is(
+    hub: FakeHub, variable: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "data" / "hub"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = {"HF_HOME": "home", "HF_TOKEN_PATH": "secrets", None: ".cache/huggingface"}[variable]
+    token = tmp_path / folder / "token"
+    monkeypatch.delenv("HF_HOME")
+    if variable is not None:
+        monkeypatch.setenv(variable, f"~/{folder}" + ("/token" if variable == "HF_TOKEN_PATH" else ""))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "token").write_text("another")  # beside the cache, where it is not
+    hub.token = "hf_stored"
+    with pytest.raises(ModelError, match="HF_TOKEN"):
+        pull_model("org/model-GGUF")
+    token.parent.mkdir(parents=True)
+    token.write_text("hf_stored\n")
     assert pull_model("org/model-GGUF")
 
 
