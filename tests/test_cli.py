@@ -228,6 +228,24 @@ def test_chat(engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatc
     assert "Unknown command /nonsense" in output
 
 
+def test_chat_help_lists_the_commands(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert chat(monkeypatch, "/help", "/exit") == 0
+    lines = capsys.readouterr().out.splitlines()
+    for command, text in (
+        ("/system TEXT", "set the system message; without TEXT, remove it"),
+        ("/reset", "start a new conversation"),
+        ("/save FILE", "write the conversation to a file, as Markdown"),
+        ("/help", "show this help"),
+        ("/exit", "quit; so does Ctrl-D"),
+    ):
+        assert f"  {command:<15}{text}" in lines
+    assert "  Ctrl-C stops an answer. A line that ends in \\ continues on the next line;" in lines
+    assert '  """ begins and ends a message of several lines, or one that begins with /.' in lines
+    assert not engine.requests
+
+
 def test_chat_survives_interrupts_and_errors(
     engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,7 +334,10 @@ def test_chat_shows_reasoning_and_excludes_it_from_messages(
     engine.script = b"<think>let me see</think>\n\nhello"
     assert chat(monkeypatch, "one", "two") == 0
     assert bytes(engine.requests[1].prompt) == b"u:one;a:hello;u:two;"
-    assert capsys.readouterr().out.count("let me see\n\nhello") == 2
+    output = capsys.readouterr()
+    assert output.err.count("let me see\n\n") == 2
+    assert output.out.count("hello") == 2
+    assert "let me see" not in output.out
 
 
 def test_chat_saves_the_conversation_and_reads_several_lines(
@@ -343,6 +364,18 @@ def test_run_prints_the_answer_alone(engine: FakeEngine, capsys: pytest.CaptureF
     output = capsys.readouterr()
     assert output.out == engine.script[:5].decode() + "\n"
     assert output.err == ""
+
+
+def test_run_prints_reasoning_apart_from_the_answer(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = reasoning_model("{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}")
+    monkeypatch.setattr(syringa.api.models.loading, "load_model", lambda config: model)
+    engine.script = b"<think>let me see</think>\n\nhello"
+    assert run("run", "default", "What?") == 0
+    output = capsys.readouterr()
+    assert output.out == "hello\n"
+    assert "let me see\n\n" in output.err
 
 
 def test_run_reads_standard_input(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import shutil
 import time
 
 import msgspec
@@ -33,11 +33,17 @@ class AnswerTimes(msgspec.Struct):
 
 
 class AnswerPrinter:
-    """Prints the chunks of one answer. Blocks of Markdown are formatted when they are complete."""
+    """Prints the chunks of one answer.
+
+    Blocks of Markdown are formatted when they are complete, in a terminal that can; others wrap words only. Reasoning
+    goes to the same terminal. Where the output is a pipe or a file, it goes to standard error, and the answer is alone.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._markdown = console.is_terminal and not console.is_dumb_terminal
+        self._words = WordWrapper() if console.is_dumb_terminal else None
+        self._aside = console if console.is_terminal else Console(stderr=True, highlight=False)
         self._live: Live | None = None
         self._shown = 0.0
         self._block = ""
@@ -49,8 +55,14 @@ class AnswerPrinter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._finish_reasoning()
+        if self._reasoning is not None:
+            self._finish_reasoning()
+            self._aside.print()
         self._finish_block()
+        if self._words is not None:
+            self._write(self._words.flush(_width(self._console)))
+            if self.text and not self.text.endswith("\n"):
+                self._write("\n")
         self.times.ended = time.perf_counter()
 
     def feed(self, chunk: TextChunk) -> None:
@@ -60,16 +72,15 @@ class AnswerPrinter:
         self.times.first = self.times.first or time.perf_counter()
         if chunk.reasoning:
             self._reasoning = self._reasoning or WordWrapper()
-            width = self._console.width
-            self._print_reasoning(self._reasoning.feed(chunk.text, width) if self._markdown else chunk.text)
+            wrapped = self._aside.is_terminal
+            self._print_reasoning(self._reasoning.feed(chunk.text, _width(self._aside)) if wrapped else chunk.text)
             return
         if self._reasoning is not None:
             self._finish_reasoning()
-            self._console.print("\n")
+            self._aside.print("\n")
         self.text += chunk.text
         if not self._markdown:
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
+            self._write(self._words.feed(chunk.text, _width(self._console)) if self._words else chunk.text)
             return
         self._block += chunk.text
         complete, self._block = split_blocks(self._block)
@@ -79,12 +90,16 @@ class AnswerPrinter:
             self._console.print()
         self._show_incomplete()
 
+    def _write(self, text: str) -> None:
+        self._console.file.write(text)
+        self._console.file.flush()
+
     def _print_reasoning(self, text: str) -> None:
-        self._console.print(text, style="dim", end="", markup=False, soft_wrap=True)
+        self._aside.print(text, style="dim", end="", markup=False, soft_wrap=True)
 
     def _finish_reasoning(self) -> None:
         if self._reasoning is not None:
-            self._print_reasoning(self._reasoning.flush(self._console.width))
+            self._print_reasoning(self._reasoning.flush(_width(self._aside)))
             self._reasoning = None
 
     def _show_incomplete(self) -> None:
@@ -110,6 +125,11 @@ class AnswerPrinter:
             self._live = None
 
 
+def _width(console: Console) -> int:
+    """Return the columns of a terminal. rich takes 80 for those of every dumb one."""
+    return shutil.get_terminal_size().columns if console.is_dumb_terminal else console.width
+
+
 def split_blocks(text: str) -> tuple[str, str]:
     """Return the blocks of Markdown that are complete, and the rest. A block ends with an empty line.
 
@@ -119,10 +139,9 @@ def split_blocks(text: str) -> tuple[str, str]:
     fence = ""
     end = position = 0
     previous_empty = False
-    for line in text.splitlines(keepends=True):
-        if not line.endswith("\n"):
-            break
-        stripped = line.strip()
+    # At "\n" alone: `splitlines` would also split at characters such as U+2028, which end no line of Markdown.
+    for line in text.split("\n")[:-1]:
+        stripped = line.strip(" \t\r")
         if not fence and previous_empty and stripped and not _continues_list(line):
             end = position
         if stripped.startswith(("```", "~~~")):
@@ -132,7 +151,7 @@ def split_blocks(text: str) -> tuple[str, str]:
             elif stripped.startswith(fence) and stripped == mark:
                 fence = ""
         previous_empty = not stripped
-        position += len(line)
+        position += len(line) + 1
     return text[:end], text[end:]
 
 

@@ -97,7 +97,10 @@ def run_model(
     system: System = None,
     **options: Any,
 ) -> None:
-    """Ask a model one question. The model is downloaded if necessary."""
+    """Ask a model one question. The model is downloaded if necessary.
+
+    Where the output is a pipe or a file, it gets the answer alone, and standard error the model's reasoning.
+    """
     from syringa.cli.run import run
 
     settings, fields = split_options({**options, "model": model})

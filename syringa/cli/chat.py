@@ -23,8 +23,8 @@ HELP = """\
   /save FILE     write the conversation to a file, as Markdown
   /help          show this help
   /exit          quit; so does Ctrl-D
-  Ctrl-C stops an answer. A line that ends in \\ continues on the next line; \"\"\" begins and ends
-  a message of several lines, or one that begins with /."""
+  Ctrl-C stops an answer. A line that ends in \\ continues on the next line;
+  \"\"\" begins and ends a message of several lines, or one that begins with /."""
 _QUOTES = '"' * 3
 _HISTORY_LINES = 1000
 

@@ -11,9 +11,23 @@ from syringa.cli.answer import AnswerPrinter, split_blocks
 from syringa.cli.source import TextChunk
 
 
-def terminal() -> tuple[Console, io.StringIO]:
+@pytest.fixture(autouse=True)
+def _columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+
+
+def terminal(kind: str = "xterm") -> tuple[Console, io.StringIO]:
     output = io.StringIO()
-    return Console(file=output, force_terminal=True, width=40, highlight=False, color_system=None), output
+    environment = {"TERM": kind}
+    console = Console(
+        file=output, force_terminal=True, width=40, highlight=False, color_system=None, _environ=environment
+    )
+    return console, output
+
+
+def pipe() -> tuple[Console, io.StringIO]:
+    output = io.StringIO()
+    return Console(file=output, force_terminal=False, width=40), output
 
 
 @pytest.mark.parametrize(
@@ -28,13 +42,17 @@ def terminal() -> tuple[Console, io.StringIO]:
         ("1. a\n\n2. b\n", ""),
         ("- a\n\n  more\n", ""),
         ("- a\n\nafter\n", "- a\n\n"),
+        ("one\u2028line\n\ntwo\n", "one\u2028line\n\n"),
+        ("one\x85\x0c\n\ntwo\x0b\n", "one\x85\x0c\n\n"),
+        ("one\r\n\r\ntwo\r\n", "one\r\n\r\n"),
+        ("one\n\x0c\ntwo\n", ""),  # a line with a form feed is not empty
     ],
 )
 def test_split_blocks(text: str, complete: str) -> None:
     assert split_blocks(text) == (complete, text.removeprefix(complete))
 
 
-@given(st.text(alphabet="a`~-1. \n", max_size=60))
+@given(st.text(alphabet="a`~-1. \n\r\x0c\x85\u2028", max_size=60))
 def test_split_blocks_loses_nothing(text: str) -> None:
     complete, rest = split_blocks(text)
     assert complete + rest == text
@@ -53,11 +71,27 @@ def test_printer_formats_markdown_in_a_terminal() -> None:
     assert printer.times.tokens == 12
 
 
-def test_printer_prints_text_as_it_is_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    with AnswerPrinter(Console(file=io.StringIO(), force_terminal=False)) as printer:
-        printer.feed(TextChunk(text="**a**\n\n"))
+def test_printer_prints_text_as_it_is_elsewhere() -> None:
+    console, output = pipe()
+    with AnswerPrinter(console) as printer:
+        printer.feed(TextChunk(text="**a** " + 20 * "word " + "\n\n"))
         printer.feed(TextChunk(text="b"))
-    assert capsys.readouterr().out == "**a**\n\nb"
+    assert output.getvalue() == "**a** " + 20 * "word " + "\n\nb"
+
+
+def test_printer_wraps_words_in_a_terminal_that_shows_no_markdown() -> None:
+    console, output = terminal("dumb")
+    with AnswerPrinter(console) as printer:
+        for piece in ("A long line that **is** too wi", "de for a terminal of 40 columns.\n\n    co", "de"):
+            printer.feed(TextChunk(text=piece))
+    assert output.getvalue().splitlines() == [
+        "A long line that **is** too wide for a",
+        "terminal of 40 columns.",
+        "",
+        "    code",
+    ]
+    assert output.getvalue().endswith("code\n")
+    assert printer.text.startswith("A long line that **is** too wide for a terminal")
 
 
 def test_printer_shows_an_incomplete_block_at_the_end() -> None:
@@ -75,8 +109,9 @@ def feed_reasoning(console: Console) -> None:
         printer.feed(TextChunk(text="Forty columns."))
 
 
-def test_printer_wraps_reasoning_between_words() -> None:
-    console, output = terminal()
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_printer_wraps_reasoning_between_words(kind: str) -> None:
+    console, output = terminal(kind)
     feed_reasoning(console)
     assert [line.rstrip() for line in output.getvalue().splitlines()][:3] == [
         "The user wants to know how long the",
@@ -85,15 +120,20 @@ def test_printer_wraps_reasoning_between_words() -> None:
     ]
 
 
-def test_printer_prints_reasoning_without_an_answer() -> None:
-    console, output = terminal()
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_printer_prints_reasoning_without_an_answer(kind: str) -> None:
+    console, output = terminal(kind)
     with AnswerPrinter(console) as printer:
         printer.feed(TextChunk(text="unfinished", reasoning=True))
-    assert output.getvalue() == "unfinished"
+    assert output.getvalue() == "unfinished\n"
 
 
-def test_printer_does_not_wrap_reasoning_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    output = io.StringIO()
-    feed_reasoning(Console(file=output, force_terminal=False, width=40))
-    assert output.getvalue() == "The user wants to know how long the lines of the terminal are. [/b]\n\n"
-    assert capsys.readouterr().out == "Forty columns."
+def test_printer_prints_reasoning_to_standard_error_where_the_output_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console, output = pipe()
+    feed_reasoning(console)
+    assert output.getvalue() == "Forty columns."
+    shown = capsys.readouterr()
+    assert shown.err == "The user wants to know how long the lines of the terminal are. [/b]\n\n"
+    assert shown.out == ""
