@@ -30,6 +30,7 @@ from syringa.fleet.provider import Node
 from syringa.ray.processes import FOLDER_VARIABLE, environment
 
 GUARD_SECONDS = 300.0
+KNOWN_SECONDS = 4.0  # the server knows what a replica runs after 2 s, and later on a machine that is busy
 # Below the ports that systems give to outgoing connections, which would take a port between its choice and its use.
 _PORTS = itertools.count(20_000 + os.getpid() % 400 * 30)
 

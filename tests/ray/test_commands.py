@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -26,11 +27,10 @@ from syringa.cluster.own_address import own_address
 from syringa.ray.processes import CLUSTER_DIR_VARIABLE
 from syringa.ray.redis import PASSWORD_VARIABLE
 from tests.engine.worker.tiny_llama import save_tiny_llama
-from tests.ray.harness import cluster_folder, free_port, processes_with, until
+from tests.ray.harness import KNOWN_SECONDS, cluster_folder, free_port, processes_with, until
 
 pytestmark = pytest.mark.slow
 
-KNOWN_SECONDS = 1.5  # after which the server knows what a replica runs
 SERVER, GCS = b"syringa.cli.serve_process", b"gcs_server"
 
 
@@ -74,12 +74,12 @@ class Command:
 
 
 class StartedCluster(Command):
-    def __init__(self, folder: Path, *arguments: str, **variables: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, max_length: int = 512, **variables: str) -> None:
         self.folder = ClusterFolder(folder / "cluster")
         self.address = f"{own_address()}:{free_port()}"
         model = folder / "model"
         model.mkdir()
-        save_tiny_llama(model)
+        save_tiny_llama(model, max_length)
         super().__init__(
             folder / "start.log",
             *("start", "--port", "0", "--model", str(model), "--served-model-name", "m", "--cpus", "1"),
@@ -125,8 +125,8 @@ class StartedCluster(Command):
 
 
 @contextlib.contextmanager
-def started(folder: Path, *arguments: str, **variables: str) -> Iterator[StartedCluster]:
-    cluster = StartedCluster(folder, *arguments, **variables)
+def started(folder: Path, *arguments: str, max_length: int = 512, **variables: str) -> Iterator[StartedCluster]:
+    cluster = StartedCluster(folder, *arguments, max_length=max_length, **variables)
     try:
         until(cluster.replicas)
         yield cluster
@@ -173,19 +173,24 @@ def test_a_cluster_starts_is_joined_and_left_and_adopts_its_replicas(tmp_path: P
         assert cluster.process.wait(120) == 0
 
 
-def stream(url: str, prompt: str) -> str:
-    body = {"prompt": prompt, "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
-    answer = httpx.post(url + "/v1/completions", json=body, timeout=300).raise_for_status()
+def stream(client: httpx.Client, number: int) -> str:
+    """Return the text of a long answer. Each number has a length of its own, so that answers end at different times."""
+    body = {"prompt": f"the {number}", "max_tokens": 2000 + 300 * number, "temperature": 0, "ignore_eos": True}
+    answer = client.post("/v1/completions", json=body | {"stream": True}).raise_for_status()
     lines = answer.content.split(b"\n")
     events = [json.loads(each.removeprefix(b"data: ")) for each in lines if each.startswith(b"data: {")]
     return "".join(choice["text"] for event in events for choice in event["choices"])
 
 
 def test_streams_survive_a_node_that_gets_sigterm(tmp_path: Path) -> None:
-    prompts = [f"the {number}" for number in range(6)]
-    with started(tmp_path, "--replicas", "2", "--kv-cache-tokens", "8192") as cluster:
-        url = cluster.url()
-        expected = {prompt: stream(url, prompt) for prompt in prompts}
+    numbers = range(6)
+    options = ("--replicas", "2", "--kv-cache-tokens", "32768")
+    with (
+        started(tmp_path, *options, max_length=4096) as cluster,
+        httpx.Client(base_url=cluster.url(), timeout=300) as client,
+        ThreadPoolExecutor(len(numbers)) as executor,
+    ):
+        expected = list(executor.map(functools.partial(stream, client), numbers))
         node = Command(
             tmp_path / "node.log",
             *("join", cluster.address, "--token", cluster.token(), "--dir", str(tmp_path / "node")),
@@ -193,28 +198,27 @@ def test_streams_survive_a_node_that_gets_sigterm(tmp_path: Path) -> None:
         )
         over = threading.Event()
 
-        def repeat(prompt: str) -> None:
+        def repeat(number: int) -> None:
             while not over.is_set():
-                assert stream(url, prompt) == expected[prompt]
+                assert stream(client, number) == expected[number]
 
         try:
             node.until_logged("Joined")
             until(lambda: {each["node"] for each in cluster.replicas()} > {"n1"})
-            with ThreadPoolExecutor(len(prompts)) as executor:
-                running = [executor.submit(repeat, prompt) for prompt in prompts]
-                try:
-                    time.sleep(KNOWN_SECONDS)
-                    node.process.terminate()
-                    assert node.process.wait(120) == 0
-                finally:
-                    over.set()
+            running = [executor.submit(repeat, number) for number in numbers]
+            try:
+                time.sleep(KNOWN_SECONDS)
+                node.process.terminate()
+                assert node.process.wait(120) == 0
+            finally:
+                over.set()
             for each in running:
                 each.result()
         finally:
             node.end()
         assert "Left the cluster." in node.log.read_text()
-        cluster.until_logged(r"node=n1 sequences=[1-9]\d* grace=0 reason='node n1 is drained'")
-        assert 'reason="drain"' in httpx.get(url + "/metrics", timeout=60).text
+        cluster.until_logged(r"node=n1 sequences=\d+ grace=0 reason='node n1 is drained'")
+        assert 'reason="drain"' in client.get("/metrics").text
 
 
 def test_a_killed_start_leaves_nothing_behind(tmp_path: Path) -> None:
