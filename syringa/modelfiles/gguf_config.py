@@ -10,9 +10,6 @@ from syringa.errors import ModelError
 from syringa.modelfiles.gguf import GgufFile, quoted
 from syringa.modelfiles.gguf_architectures import ARCHITECTURES, GgufArchitecture, find_architecture
 
-# Rotary scaling of Llama 3.1 and later. GGUF stores only the resulting factor of each frequency.
-_LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
-
 _MAX_LAYERS = 4096
 _MAX_INTEGER = 2**31 - 1
 _NO_TOKEN = 2**32 - 1  # llama.cpp's -1 for a token that a model does not have
@@ -171,12 +168,9 @@ def _longrope(reader: _GgufMetadata, config: dict[str, Any], rotated: int) -> di
     """Return the rotary scaling of a model with factors for short and long contexts, such as Phi-3."""
     found: dict[str, list[float]] = {}
     for name in ("short", "long"):
-        tensor = reader.file.tensors.get(f"rope_factors_{name}.weight")
-        if tensor is None:
+        factors = _frequency_factors(reader, f"rope_factors_{name}.weight", rotated)
+        if factors is None:
             return None
-        factors = reader.file.floats(tensor.name) if tensor.shape == (rotated // 2,) else []
-        if not factors or not all(0 < factor < math.inf for factor in factors):
-            raise ModelError(f"{reader.file.path}: {tensor.name} is not {rotated // 2} factors; fetch it again")
         found[f"{name}_factor"] = factors
     original = reader.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
     scaling = {"rope_type": "longrope", "original_max_position_embeddings": original, **found}
@@ -260,11 +254,13 @@ def _token_id(file: GgufFile, name: str) -> int | None:
 
 def _rope_scaling(reader: _GgufMetadata, rotated: int) -> dict[str, Any] | None:
     kind = reader.get("rope.scaling.type")
-    if (tensor := reader.file.tensors.get("rope_freqs.weight")) is not None:
-        factors = reader.file.floats(tensor.name) if tensor.shape == (rotated // 2,) else []
-        if not factors or not all(0 < factor < math.inf for factor in factors):
-            raise ModelError(f"{reader.file.path}: rope_freqs.weight is not {rotated // 2} factors; fetch it again")
-        return _llama3_scaling(factors)
+    if (factors := _frequency_factors(reader, "rope_freqs.weight", rotated)) is not None:
+        # Of Llama 3.1 and later, GGUF stores the resulting factor of each frequency, for contexts of every length.
+        if set(factors) == {1.0}:
+            return None
+        original = reader.integer("context_length")
+        scaling = {"rope_type": "longrope", "original_max_position_embeddings": original, "attention_factor": 1.0}
+        return {**scaling, "short_factor": factors, "long_factor": factors}
     if kind in (None, "none"):
         return None
     if kind not in ("linear", "yarn"):
@@ -279,15 +275,12 @@ def _rope_scaling(reader: _GgufMetadata, rotated: int) -> dict[str, Any] | None:
     return scaling
 
 
-def _llama3_scaling(factors: list[float]) -> dict[str, Any] | None:
-    factor = max(factors, default=1.0)
-    if factor == 1.0:
+def _frequency_factors(reader: _GgufMetadata, name: str, rotated: int) -> list[float] | None:
+    """Return what each rotary frequency is divided by, or None if the file has no such tensor."""
+    tensor = reader.file.tensors.get(name)
+    if tensor is None:
         return None
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": _LLAMA3_LOW,
-        "high_freq_factor": _LLAMA3_HIGH,
-        "original_max_position_embeddings": _LLAMA3_CONTEXT,
-        "freq_factors": factors,  # from the file; the rest is derived
-    }
+    factors = reader.file.floats(name) if tensor.shape == (rotated // 2,) else []
+    if not factors or not all(0 < factor < math.inf for factor in factors):
+        raise ModelError(f"{reader.file.path}: {name} is not {rotated // 2} factors; fetch it again")
+    return factors

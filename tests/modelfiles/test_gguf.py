@@ -234,8 +234,13 @@ def test_config_from_gguf_rope_scaling(tmp_path: Path) -> None:
     data = gguf(llama(), {**TENSORS, "rope_freqs.weight": (2,)})
     factors = struct.pack("<ff", 1.0, 8.0)
     path = write(tmp_path, data[:-32] + factors + data[-24:])
-    scaling = config_from_gguf(read_gguf(path))["rope_scaling"]
-    assert (scaling["rope_type"], scaling["factor"], scaling["freq_factors"]) == ("llama3", 8.0, [1.0, 8.0])
+    assert config_from_gguf(read_gguf(path))["rope_scaling"] == {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 64,
+        "attention_factor": 1.0,
+        "short_factor": [1.0, 8.0],
+        "long_factor": [1.0, 8.0],
+    }
     assert config_of(tmp_path, {**TENSORS, "rope_freqs.weight": (2,)})["rope_scaling"] is None
 
 

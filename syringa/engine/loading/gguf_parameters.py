@@ -25,7 +25,7 @@ EXPERTS = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(gate_up_proj|down_pr
 EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight")
 PROJECTIONS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 # Read with the config.
-ROPE_TENSORS = {"rope_factors_long.weight", "rope_factors_short.weight"}
+ROPE_TENSORS = {"rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight"}
 
 
 class GgufParameters(GgufWeights):
