@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections.abc import Iterator
 from ctypes import byref
 
@@ -116,6 +117,15 @@ def test_int8_linear_with_outliers_and_zero_rows(kernels: Kernels) -> None:
     assert torch.equal(y[:, 3], torch.zeros(3))
     assert (y - quantized_product(x, w)).abs().max() <= 2e-6 * y.abs().max()
     assert torch.equal(y[2:], Int8Linear(kernels, w, None)(x[2:].clone()))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_int8_linear_of_no_number_is_no_number(kernels: Kernels, number: float) -> None:
+    layer = Int8Linear(kernels, torch.randn(40, 192), None)
+    for position in (0, 63, 64, 100, 191):
+        x = torch.zeros(3, 192)
+        x[1, position] = number
+        assert (~layer(x).isfinite()).all(1).tolist() == [False, True, False]
 
 
 def test_int8_linear_large_batch_matches_small_batches(kernels: Kernels) -> None:

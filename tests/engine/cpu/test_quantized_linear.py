@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from ctypes import byref
 
 import numpy as np
@@ -111,6 +112,16 @@ def test_block_linear_of_extreme_numbers_does_not_saturate(kernels: Kernels, typ
     layer = BlockLinear(kernels, [tensor], None)
     assert_close(layer(x), x, tensor)
     assert torch.equal(layer(x.repeat(7, 1))[-3:], layer(x))
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_block_linear_of_no_number_is_no_number(kernels: Kernels, type_name: str, number: float) -> None:
+    layer = BlockLinear(kernels, [random_tensor(type_name, 40, 512)], None)
+    for position in (0, 31, 100, 300, 511):
+        x = torch.zeros(3, 512)
+        x[1, position] = number
+        assert (~layer(x).isfinite()).all(1).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("type_name", TYPES)

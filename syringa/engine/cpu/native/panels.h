@@ -50,14 +50,18 @@ const float* group_of(const float* x, int inputs, int group, float* copy) {
     return copy;
 }
 
+// The largest magnitude of a group, or NaN if there is one: then the scale is NaN, and so are the products.
 template <int SIZE>
 float group_peak(const float* values) {
-    floats peaks{};
+    ints peaks{};  // the bits of positive floats are in the order of the floats, and those of NaN come last
     for (int i = 0; i < SIZE; i += LANES) {
-        floats v = load(values + i);
-        peaks = vmax(peaks, vmax(v, -v));
+        const ints bits = (ints)load(values + i) & 0x7fffffff;
+        peaks = bits > peaks ? bits : peaks;
     }
-    return max_lane(peaks);
+    const int32_t most = max_lane(peaks);
+    float peak;
+    std::memcpy(&peak, &most, sizeof peak);
+    return peak;
 }
 
 inline ints round_scaled(floats values, float scale) {

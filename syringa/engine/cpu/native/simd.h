@@ -172,6 +172,7 @@ static inline floats vmax(floats a, floats b) {
 static inline float sum(floats v) { return _mm512_reduce_add_ps((__m512)v); }
 static inline int32_t sum(ints v) { return _mm512_reduce_add_epi32((__m512i)v); }
 static inline float max_lane(floats v) { return _mm512_reduce_max_ps((__m512)v); }
+static inline int32_t max_lane(ints v) { return _mm512_reduce_max_epi32((__m512i)v); }
 #elif defined(__AVX2__)
 // The same trees as below, in registers.
 static inline float sum(floats v) {
@@ -188,6 +189,11 @@ static inline float max_lane(floats v) {
     const __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+static inline int32_t max_lane(ints v) {
+    const __m128i four = _mm_max_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+    const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, _MM_SHUFFLE(1, 0, 3, 2)));
+    return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, _MM_SHUFFLE(2, 3, 0, 1))));
 }
 #else
 // Reduce in a fixed tree: add the upper half to the lower one until one lane is left.
@@ -209,6 +215,11 @@ static inline float max_lane(floats v) {
     for (int width = LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++) a[i] = a[i] > a[i + width] ? a[i] : a[i + width];
     return a[0];
+}
+static inline int32_t max_lane(ints v) {
+    int32_t most = v[0];
+    for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
+    return most;
 }
 #endif
 
