@@ -2,40 +2,46 @@
 
 import { html, signal, useEffect, useId, useRef, useState } from "../lib.js";
 import { Button, IconButton } from "./button.js";
+import { Toasts, dialogs } from "./feedback.js";
 
 /**
- * @param {{open: boolean, title: string, onClose: () => void, wide?: boolean, actions?: any, children?: any}} props
- *   `actions`: buttons at the end
+ * @param {{open: boolean, title: string, onClose?: () => void, wide?: boolean, form?: boolean, actions?: any, children?: any}} props
+ *   `onClose`: without it, only `actions` close the dialog; `form`: so it is once something was typed, which Esc and a
+ *   click beside it would lose; `actions`: buttons at the end
  */
-export function Dialog({ open, title, onClose, wide = false, actions, children }) {
+export function Dialog({ open, title, onClose, wide = false, form = false, actions, children }) {
   const ref = useRef(/** @type {HTMLDialogElement | null} */ (null));
   const id = useId();
+  const [changed, setChanged] = useState(false);
+  const held = !onClose || (form && changed);
   useEffect(() => {
     const element = ref.current;
     if (!open || !element) return undefined;
     const focused = /** @type {HTMLElement | null} */ (document.activeElement);
     element.showModal();
+    dialogs.value = [...dialogs.value, id];
     return () => {
+      dialogs.value = dialogs.value.filter((each) => each !== id);
       element.close();
       focused?.focus(); // an element that is already removed does not give the focus back
     };
   }, [open]);
   if (!open) return null;
-  return html`<dialog
-    ref=${ref}
-    class=${`dialog ${wide ? "wide" : ""}`}
-    aria-labelledby=${id}
-    onCancel=${(event) => {
-      event.preventDefault();
-      onClose();
-    }}
-    onMouseDown=${(event) => event.target === ref.current && onClose()}
-  >
+  /** Esc, or a click beside the dialog. @param {Event} event */
+  const leave = (event) => {
+    if (event.target !== ref.current) return; // a file picker inside that was dismissed is a "cancel", too
+    event.preventDefault();
+    if (!held) onClose();
+  };
+  // Some browsers let no script prevent a second Esc, but all of those know `closedby`.
+  return html`<dialog ref=${ref} class=${`dialog ${wide ? "wide" : ""}`} aria-labelledby=${id} closedby=${held ? "none" : "closerequest"}
+    onCancel=${leave} onMouseDown=${leave} onInput=${() => setChanged(true)}>
     <div class="dialog-box">
-      <header class="dialog-header"><h2 id=${id}>${title}</h2><${IconButton} icon="close" label="Close" onClick=${onClose} /></header>
+      <header class="dialog-header"><h2 id=${id}>${title}</h2>${onClose && html`<${IconButton} icon="close" label="Close" onClick=${onClose} />`}</header>
       <div class="dialog-body">${children}</div>
       ${actions && html`<footer class="dialog-actions">${actions}</footer>`}
     </div>
+    <${Toasts} dialog=${id} />
   </dialog>`;
 }
 

@@ -79,6 +79,8 @@ export function Loaded({ of: resource, label = "Loading", children }) {
 
 /** @typedef {{id: number, tone: "good" | "bad" | "neutral", text: string, detail: string}} ToastItem */
 const toasts = signal(/** @type {ToastItem[]} */ ([]));
+/** The ids of open dialogs, the one on top last. */
+export const dialogs = signal(/** @type {string[]} */ ([]));
 let lastToast = 0;
 
 /** Say something for a few seconds. @param {string} text @param {"good" | "bad" | "neutral"} [tone] @param {string} [detail] */
@@ -98,9 +100,15 @@ function dismiss(id) {
   toasts.value = toasts.value.filter((each) => each.id !== id);
 }
 
-export function Toasts() {
+/**
+ * Where toasts are shown: in the page, and in each dialog, since nothing else can be used or is read out while it is
+ * open.
+ * @param {{dialog?: string}} props
+ */
+export function Toasts({ dialog }) {
+  const shown = dialogs.value.at(-1) === dialog ? toasts.value : [];
   return html`<div class="toasts" role="status" aria-live="polite">
-    ${toasts.value.map(
+    ${shown.map(
       (each) => html`<div key=${each.id} class=${`toast ${each.tone}`}>
         <span>${each.text}${each.detail && html`<small class="muted">${each.detail}</small>`}</span>
         <button type="button" class="icon-button" aria-label="Dismiss" onClick=${() => dismiss(each.id)}><${Icon} name="close" size=${14} /></button>

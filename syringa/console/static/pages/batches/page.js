@@ -127,7 +127,7 @@ function CreateBatch({ onClose, onCreated }) {
     onCreated();
   });
   const ready = kind === "file" ? file !== null : lines.length > 0 && chosen !== "";
-  return html`<${Dialog} open title="Create a batch" onClose=${onClose}
+  return html`<${Dialog} open form title="Create a batch" onClose=${onClose}
     actions=${html`<${Button} onClick=${onClose}>Cancel<//><${Button} variant="primary" busy=${create.busy} disabled=${!ready} onClick=${() => create.run()}>Create<//>`}>
     <${ErrorNotice} error=${create.error} />
     <${Select} label="Endpoint" value=${endpoint} onChange=${setEndpoint} options=${ENDPOINTS} />

@@ -56,7 +56,7 @@ function KeyForm({ organizations, first, onCreated, onClose }) {
   const choose = (id, on) => setChosen(on ? [...chosen, id] : chosen.filter((each) => each !== id));
   // A key that is created while nothing shows it could never be read.
   const close = () => create.busy || onClose();
-  return html`<${Dialog} open title="Create a key" onClose=${close}
+  return html`<${Dialog} open form title="Create a key" onClose=${close}
     actions=${html`<${Button} onClick=${close}>Cancel<//><${Button} variant="primary" type="submit" form="create-key" busy=${create.busy} disabled=${!organization.trim()}>Create<//>`}>
     <form id="create-key" class="stack" onSubmit=${(event) => { event.preventDefault(); void create.run(); }}>
       <${ErrorNotice} error=${create.error} />
@@ -83,7 +83,7 @@ function NewKey({ created, first, onClose }) {
     if (first && !created.admin) await signIn(created.key);
     onClose();
   };
-  return html`<${Dialog} open title="Copy the key now" onClose=${done} actions=${html`<${Button} variant="primary" onClick=${done}>${first && !created.admin ? "Sign in with it" : "Done"}<//>`}>
+  return html`<${Dialog} open title="Copy the key now" actions=${html`<${Button} variant="primary" onClick=${done}>${first && !created.admin ? "Sign in with it" : "Done"}<//>`}>
     <${Notice} tone="warning">It is shown only once: the server stores its hash.<//>
     <${Field} label=${`Key of ${created.organization}${created.name ? `, ${created.name}` : ""}`}>
       ${(attributes) => html`<div class="row"><input class="input mono" readonly ...${attributes} value=${created.key} onFocus=${(event) => event.target.select()} /><${CopyButton} text=${created.key} label="Copy" withText /></div>`}

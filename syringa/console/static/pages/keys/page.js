@@ -113,7 +113,7 @@ function EditLimits({ organization, onClose, onDone }) {
     onDone();
     onClose();
   });
-  return html`<${Dialog} open title=${organization.id ? `Limits of ${organization.id}` : "Add an organization"} onClose=${onClose}
+  return html`<${Dialog} open form title=${organization.id ? `Limits of ${organization.id}` : "Add an organization"} onClose=${onClose}
     actions=${html`<${Button} onClick=${onClose}>Cancel<//><${Button} variant="primary" busy=${save.busy} disabled=${!organization.id && !name.trim()} onClick=${() => save.run()}>Save<//>`}>
     <${ErrorNotice} error=${save.error} />
     ${!organization.id && html`<${TextInput} label="Name" value=${name} onInput=${setName} hint="Letters, digits, dots, hyphens and underscores." />`}

@@ -84,7 +84,7 @@ export function PullDialog({ known, onClose, onStarted }) {
       render: (row) => html`<${Button} size="small" icon=${row.present ? "plus" : "download"} disabled=${pull.busy} aria-label=${`${row.present ? "Add" : "Pull"} ${row.name}`} onClick=${() => pull.run(row.name, "")}>${row.present ? "Add" : "Pull"}<//>`,
     },
   ];
-  return html`<${Dialog} open wide title="Pull a model" onClose=${onClose}>
+  return html`<${Dialog} open wide form title="Pull a model" onClose=${onClose}>
     <${ErrorNotice} error=${pull.error} />
     <${Loaded} of=${available}>
       ${(rows) => html`<${Table} caption="Models that can be pulled" columns=${columns} rows=${rows} rowKey=${(row) => row.name} />`}

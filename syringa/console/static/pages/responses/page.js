@@ -84,7 +84,7 @@ function RunDialog({ onClose }) {
     onClose();
     navigate(`/responses/responses/${created.id}`);
   });
-  return html`<${Dialog} open title="Run in the background" onClose=${onClose}
+  return html`<${Dialog} open form title="Run in the background" onClose=${onClose}
     actions=${html`<${Button} onClick=${onClose}>Cancel<//><${Button} variant="primary" icon="play" busy=${start.busy} disabled=${input.trim() === "" || !models.data?.length} onClick=${() => start.run()}>Run<//>`}>
     <${ErrorNotice} error=${start.error ?? models.error} />
     <p class="muted">It goes on when this page is closed, and can be read, followed and cancelled here.</p>
