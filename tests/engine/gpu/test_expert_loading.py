@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from syringa.engine.gpu import device as gpu_device
 from syringa.engine.gpu.decoder import GpuDecoder
 from syringa.engine.gpu.expert_loading import mxfp4_weight
 from syringa.engine.gpu.loading import load_gpu_decoder
-from syringa.engine.gpu.ops import base as ops_module
-from syringa.engine.gpu.ops.base import ReferenceOps
-from syringa.engine.loading.gpu_model import load_on_gpu
 from syringa.engine.loading.loaded_model import LoadOptions
 from syringa.engine.loading.loader import load_model
 from syringa.engine.loading.quantized import quantize_fp8
@@ -29,6 +24,7 @@ from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import describe, locate
 from tests.engine.gpu.test_decoder import GLM4_MOE, GPT_OSS, LOCAL_EXPERTS, MODELS
 from tests.engine.gpu.tiny_models import CPU, load_tiny_gpu_model
+from tests.engine.loading.quantized_folders import edit_config
 from tests.engine.models.hybrid_models import make_config, save_hybrid
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
@@ -50,11 +46,6 @@ def random_mxfp4(outputs: int, inputs: int, seed: int) -> tuple[torch.Tensor, to
     values = torch.tensor([e2m1(bits) for bits in range(16)])[codes].flatten(3) * 2.0 ** (scales[..., None] - 127)
     blocks = (codes[..., 0] + 16 * codes[..., 1]).to(torch.uint8)
     return blocks, scales.to(torch.uint8), values.flatten(2)
-
-
-def edit_config(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def edit_tensors(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -96,21 +87,6 @@ def test_mxfp4_experts_match_dequantized_model(tmp_path: Path) -> None:
     for batch in (run(loaded, PROMPTS[:2]), run(loaded, PROMPTS[:2], chunk=15)):
         for logits, wanted in zip(batch, expected, strict=True):
             assert difference(logits, wanted) < 1e-3
-
-
-@pytest.fixture
-def load_gpu_folder(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Load a folder as on a GPU, with all checks."""
-    monkeypatch.setattr(ops_module, "choose_ops", lambda *_, **__: ReferenceOps())
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "G")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(gpu_device, "free_memory", lambda device: 8 << 30)
-
-    def load(folder: Path, **options: Any) -> Any:
-        files = locate(str(folder))
-        return load_on_gpu(LoadOptions(str(folder), **options), files, describe(files), CPU, None)
-
-    return load
 
 
 GATE_UP = "model.layers.1.mlp.experts.gate_up_proj"
