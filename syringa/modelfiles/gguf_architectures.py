@@ -157,10 +157,17 @@ MIXTRAL = GgufArchitecture(
     windowed=True,
 )
 
+# Mistral with a sliding window is "llama", too; Llama itself has none.
+WINDOWED_LLAMA = GgufArchitecture(
+    model_class="MistralForCausalLM", model_type="mistral", native=True, interleaved_rope=True
+)
+
 
 def find_architecture(metadata: dict[str, Any]) -> GgufArchitecture | None:
     """Return the architecture of a file with this metadata; None if it does not run from GGUF."""
     name = metadata.get("general.architecture")
     if name == "llama" and metadata.get("llama.expert_count"):
         return MIXTRAL
+    if name == "llama" and metadata.get("llama.attention.sliding_window"):
+        return WINDOWED_LLAMA
     return ARCHITECTURES.get(name) if isinstance(name, str) else None

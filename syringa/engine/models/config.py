@@ -18,6 +18,17 @@ NATIVE_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 MOE_TYPES = ("qwen3_moe", "mixtral", "gpt_oss", "glm4_moe")
 GPU_NATIVE_TYPES = (*NATIVE_TYPES, *MOE_TYPES)  # mixture-of-experts models run natively on a GPU only
 MXFP4_GROUP = 32  # inputs of a scale
+# The default `sliding_window` of the families whose attention has windows in transformers, which others ignore.
+_DEFAULT_WINDOWS = {
+    "mistral": 4096,
+    "mixtral": None,
+    "qwen2": 4096,
+    "qwen3": 4096,
+    "qwen3_moe": 4096,
+    "smollm3": None,
+    "gpt_oss": 128,
+}
+_ROTARY_SHARES = {"glm4_moe": 0.5}  # the default of partial_rotary_factor where it is not 1
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _SIZES = (*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings")
 _EXPERT_SIZES = ("num_experts_per_tok", "moe_intermediate_size", "num_experts", "num_local_experts", "n_routed_experts")
@@ -118,6 +129,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         heads, hidden, layers = config["num_attention_heads"], config["hidden_size"], config["num_hidden_layers"]
         head_size = config.get("head_dim") or hidden // heads
         rope = rope_parameters(config)
+        rotated_share = rope.get("partial_rotary_factor", _ROTARY_SHARES.get(kind, 1.0))
         decoder = DecoderConfig(
             hidden=hidden,
             layers=layers,
@@ -129,7 +141,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
             eps=config.get("rms_norm_eps", 1e-6),
             max_positions=config.get("max_position_embeddings", 2048),
             rope=rope,
-            rotary=int(head_size * rope.get("partial_rotary_factor", 1.0)),
+            rotary=int(head_size * rotated_share),
             tied=bool(config.get("tie_word_embeddings", kind == "smollm3")),
             qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", kind == "gpt_oss")),
             out_bias=kind not in ("qwen2", "glm4_moe") and bool(config.get("attention_bias", kind == "gpt_oss")),
@@ -193,19 +205,24 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _windows(config: dict[str, Any], kind: str, layers: int) -> tuple[int, ...]:
-    window = config.get("sliding_window") or 0
+    """Return the sliding window of each layer, 0 for none, as transformers' definition of the family applies it."""
+    if kind not in _DEFAULT_WINDOWS:
+        return (0,) * layers
+    window = config.get("sliding_window", _DEFAULT_WINDOWS[kind]) or 0
     if type(window) is not int or not 0 <= window <= _MAX_SIZE:
         raise ModelError(f"config.json: sliding_window is {window!r}")
     if kind in ("qwen2", "qwen3", "qwen3_moe", "smollm3") and not config.get("use_sliding_window", False):
         window = 0
+    if kind in ("mistral", "mixtral", "qwen3_moe"):  # all layers are alike, whatever layer_types says
+        return (window,) * layers
     if types := config.get("layer_types"):
         return tuple(window if each == "sliding_attention" else 0 for each in types)
-    if kind in ("qwen2", "qwen3", "qwen3_moe"):
+    if kind in ("qwen2", "qwen3"):
         first = config.get("max_window_layers", 28)
         return tuple(window if i >= first else 0 for i in range(layers))
-    if kind == "gpt_oss":
-        return tuple(0 if i % 2 else window for i in range(layers))
-    return (window,) * layers
+    if kind == "smollm3":
+        return tuple(0 if rotated else window for rotated in _rotated(config, kind, layers))
+    return tuple(0 if i % 2 else window for i in range(layers))  # gpt-oss
 
 
 def _hybrid(config: dict[str, Any], layers: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from syringa.engine.worker.core import EngineCore
 from syringa.errors import ConfigError
 from tests.engine.conftest import drive, request
 from tests.engine.gpu.tiny_models import load_tiny_gpu_model
+from tests.engine.loading.quantized_folders import edit_config
 from tests.engine.models.test_decoder import MODELS as DENSE
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
@@ -45,10 +46,15 @@ GLM4_MOE = {
 MODELS = DENSE | {
     "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
     "qwen3_moe mixed": ("qwen3_moe", EXPERTS | {"norm_topk_prob": False, "mlp_only_layers": [1]}),
+    # All layers, whatever max_window_layers says.
+    "qwen3_moe sliding": (
+        "qwen3_moe",
+        EXPERTS | {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 2},
+    ),
     "mixtral": ("mixtral", LOCAL_EXPERTS),
     "mixtral sliding": ("mixtral", LOCAL_EXPERTS | {"sliding_window": 12}),
     "gpt_oss": ("gpt_oss", GPT_OSS),
-    "glm4_moe": ("glm4_moe", GLM4_MOE | {"use_qk_norm": True}),
+    "glm4_moe": ("glm4_moe", GLM4_MOE | {"use_qk_norm": True, "sliding_window": 12}),  # which it does not use
     "glm4_moe shared": (
         "glm4_moe",
         GLM4_MOE | {"n_shared_experts": 2, "norm_topk_prob": False, "attention_bias": True},
@@ -79,6 +85,15 @@ def test_gpu_decoder_logits_match_transformers(tiny_model: Any, name: str) -> No
     for batch in (run(loaded, PROMPTS), run(loaded, PROMPTS, chunk=15), run(loaded, PROMPTS, chunk=1)):
         for logits, wanted in zip(batch, expected, strict=True):
             assert difference(logits, wanted) < 1e-3
+
+
+def test_rotary_share_of_glm_is_a_half_unless_it_is_stated(tmp_path: Path) -> None:
+    changes = {name: value for name, value in GLM4_MOE.items() if name != "partial_rotary_factor"}
+    hf_model = save(tmp_path, AutoConfig.for_model("glm4_moe", **(SIZES | changes)))
+    assert hf_model.config.rope_parameters["partial_rotary_factor"] == 0.5
+    edit_config(tmp_path, rope_parameters=None, rope_theta=hf_model.config.rope_parameters["rope_theta"])
+    logits = run(load_tiny_gpu_model(tmp_path), PROMPTS[:1])[0]
+    assert difference(logits, reference(hf_model, PROMPTS[0])) < 1e-3
 
 
 @pytest.mark.parametrize(

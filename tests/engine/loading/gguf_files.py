@@ -25,7 +25,7 @@ def quantized_bytes(elements: int, kind: str) -> int:
     return elements // block * size
 
 
-def write_gguf(path: Path, *, head: bool = False, context: int = 8192, **types: str) -> Path:
+def write_gguf(path: Path, *, head: bool = False, context: int = 8192, window: int = 0, **types: str) -> Path:
     """Write a model in Q4_K with an embedding in Q6_K. `types` are those of other matrices."""
     tensors: dict[str, Tensor] = {"token_embd.weight": _zeros((HIDDEN, VOCAB), "Q6_K"), "output_norm.weight": (HIDDEN,)}
     if head:
@@ -39,6 +39,7 @@ def write_gguf(path: Path, *, head: bool = False, context: int = 8192, **types: 
         llama__attention__head_count_kv=2,
         llama__context_length=context,
         general__file_type=15,
+        **({"llama__attention__sliding_window": window} if window else {}),
     )
     path.write_bytes(gguf(metadata, tensors))
     return path

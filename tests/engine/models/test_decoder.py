@@ -12,11 +12,15 @@ from transformers import AutoConfig
 
 from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
 from syringa.engine.loading.loader import load_model
+from syringa.engine.models.config import read_config
 from syringa.engine.models.decoder import Decoder
 from syringa.engine.models.fused import FusedDecoder
 from syringa.engine.worker.core import EngineCore
 from syringa.errors import ModelError
+from syringa.modelfiles import describe, locate, read_gguf
+from syringa.modelfiles.gguf_architectures import find_architecture
 from tests.engine.conftest import drive, request
+from tests.engine.loading.gguf_files import write_gguf
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
 LLAMA3 = {
@@ -38,10 +42,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama wide heads": ("llama", {"head_dim": 48, "num_key_value_heads": 1}),
     "llama odd heads": ("llama", {"head_dim": 24}),  # not a multiple of 16: PyTorch ops between the linear layers
     "llama no groups": ("llama", {"num_key_value_heads": 4}),
+    "llama with an unused window": ("llama", {"sliding_window": 12}),
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 32}),
     "mistral sliding": ("mistral", {"sliding_window": 12}),
     "qwen2": ("qwen2", {}),
     "qwen2 sliding": ("qwen2", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 2}),
+    "qwen2 with an unused window": ("qwen2", {"use_sliding_window": False, "sliding_window": 12}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "qwen3 biased": ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
     "qwen3 sliding": (
@@ -118,16 +124,38 @@ def test_decoder_bf16_and_int8_are_accurate_and_batch_invariant(tiny_model: Any,
         assert torch.equal(alone, run(loaded, PROMPTS, chunk=13)[0]), dtype
 
 
-def test_decoder_config_defaults_match_transformers(tmp_path: Path) -> None:
-    config = AutoConfig.for_model("smollm3", **(SIZES | {"tie_word_embeddings": True}))
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("smollm3", {"tie_word_embeddings": True}),
+        # Only layers without rotary embedding have the window.
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 12, "no_rope_layer_interval": 4}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}),
+    ],
+)
+def test_decoder_config_defaults_match_transformers(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
+    config = AutoConfig.for_model(family, **(SIZES | {"tie_word_embeddings": False} | changes))
     hf_model = save(tmp_path, config)
     path = tmp_path / "config.json"
     written = json.loads(path.read_text())
-    for name in ("no_rope_layers", "no_rope_layer_interval", "tie_word_embeddings", "layer_types"):
+    left_out = ["no_rope_layers", "no_rope_layer_interval", "layer_types"]
+    for name in [*left_out, *(["tie_word_embeddings"] if config.tie_word_embeddings else [])]:
         written.pop(name, None)
     path.write_text(json.dumps(written))
     got = run(load(tmp_path), PROMPTS[:1])[0]
     assert difference(got, reference(hf_model, PROMPTS[0])) < 1e-3
+
+
+@pytest.mark.parametrize(("window", "kind"), [(8, "mistral"), (0, "llama")])
+def test_llama_gguf_file_with_a_window_is_mistral(tmp_path: Path, window: int, kind: str) -> None:
+    """llama.cpp's converter names Mistral llama, and turns its rotary embedding like Llama's."""
+    files = locate(str(write_gguf(tmp_path / "m.gguf", window=window)))
+    config = describe(files).config
+    assert config["model_type"] == kind
+    assert read_config(config).windows == (window,)
+    architecture = find_architecture(read_gguf(files.path).metadata)
+    assert architecture is not None
+    assert architecture.interleaved_rope
 
 
 def test_check_shapes_refuses_weights_that_contradict_config(tmp_path: Path) -> None:
