@@ -180,7 +180,8 @@ class QuantizedWeights:
         if index is not None:
             of_input = read(index, (inputs,)).long()
             in_order = torch.arange(inputs, device=device) // group
-            if not torch.equal(of_input, in_order):
+            is_set = bool((of_input != -1).all())  # compressed-tensors may store -1, as if there were no index
+            if is_set and not torch.equal(of_input, in_order):
                 order = of_input.argsort(stable=True)
                 if not torch.equal(of_input[order], in_order):
                     raise ModelError(f"{self._files.folder}: {prefix}{index} does not have groups of {group} inputs")

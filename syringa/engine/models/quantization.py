@@ -10,6 +10,7 @@ from syringa.errors import ModelError
 
 Packing = Literal["none", "gptq", "awq", "compressed"]
 READABLE = "FP8, GPTQ and AWQ in 4 bits, and compressed-tensors of these can, and GGUF files"
+MIN_BLOCK_OUTPUTS, MIN_BLOCK_INPUTS = 16, 32  # products of FP8 numbers take at least 32 inputs at once
 _INT4_FORMATS = ("pack-quantized",)
 _ACT_ORDERS = (True, "group", "dynamic")  # others reorder inputs only while weights are quantized
 _FP8_FORMATS = ("float-quantized", "naive-quantized")
@@ -110,8 +111,13 @@ def _block(value: Any) -> tuple[int, int]:
     if value is None:
         return 128, 128
     sizes = value if isinstance(value, (list, tuple)) else []
-    if len(sizes) != 2 or not all(type(size) is int and size >= 16 and size & (size - 1) == 0 for size in sizes):
+    if len(sizes) != 2 or not all(type(size) is int and size & (size - 1) == 0 for size in sizes):
         raise _unreadable(f"FP8 weights in blocks of {value!r}")
+    if sizes[0] < MIN_BLOCK_OUTPUTS or sizes[1] < MIN_BLOCK_INPUTS:
+        raise ModelError(
+            f"FP8 weights in blocks of {sizes[0]} outputs × {sizes[1]} inputs cannot be read: blocks of at least "
+            f"{MIN_BLOCK_OUTPUTS} × {MIN_BLOCK_INPUTS} can"
+        )
     return sizes[0], sizes[1]
 
 

@@ -62,13 +62,15 @@ def int4_folder(kind: str) -> tuple[Tensors, torch.Tensor]:
     index = torch.arange(INPUTS) // group
     if kind == "gptq act-order":
         index = index[torch.randperm(INPUTS, generator=torch.Generator().manual_seed(4))]
-    if kind == "compressed symmetric":
+    if kind in ("compressed symmetric", "compressed without order"):
         zeros = torch.full_like(zeros, 8)
     matrix = (codes - zeros[:, index]).float() * scales.float()[:, index]
     if kind.startswith("compressed"):
         tensors = {"layer.weight_packed": pack(codes), "layer.weight_scale": scales}
         if kind == "compressed":
             tensors["layer.weight_zero_point"] = pack(zeros.T).T
+        if kind == "compressed without order":
+            tensors["layer.weight_g_idx"] = torch.full((INPUTS,), -1, dtype=torch.int32)
         return tensors, matrix
     if kind == "awq":
         order = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -99,6 +101,7 @@ CASES: dict[str, tuple[Callable[[], tuple[Tensors, torch.Tensor]], dict[str, Any
     "awq": (lambda: int4_folder("awq"), AWQ_64),
     "compressed": (lambda: int4_folder("compressed"), CT_INT4),
     "compressed symmetric": (lambda: int4_folder("compressed symmetric"), CT_INT4),
+    "compressed without order": (lambda: int4_folder("compressed without order"), CT_INT4),
 }
 
 
@@ -216,6 +219,10 @@ def test_tensor_that_is_quantized_otherwise_is_refused_by_name(
         (AWQ | {"version": "gemv"}, "AWQ weights in the layout 'gemv' cannot be read"),
         (GPTQ | {"group_size": "128"}, "group_size is '128', and should be an integer"),
         (FP8 | {"weight_block_size": [100, 128]}, r"FP8 weights in blocks of \[100, 128\] cannot be read"),
+        (
+            FP8 | {"weight_block_size": [128, 16]},
+            "blocks of 128 outputs × 16 inputs cannot be read: blocks of at least 16 × 32 can",
+        ),
         ({"quant_method": "compressed-tensors"}, "has no config_groups"),
         (
             compressed("int-quantized", num_bits=8, type="int"),
