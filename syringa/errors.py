@@ -16,6 +16,7 @@
     │   ├── EngineUnavailable        503, with Retry-After: the worker died or is loading
     │   │   └── WorkerLost
     │   └── EngineOverloaded         503, with Retry-After: the queue is full
+    │       └── EngineOverdue        the request has waited in it for `queue_timeout`
     ├── StoreError                   500, internal error
     │   └── StoreUnavailable         503, with Retry-After: the database is unreachable, full, locked or read-only
     │       └── StoreOutcomeUnknown  503: a transaction without an answer, which may take effect all the same
@@ -131,6 +132,14 @@ class EngineOverloaded(EngineError):
 
 class StoreError(SyringaError):
     code = "store_error"
+class EngineOverdue(EngineOverloaded):
+    """A request waited for `queue_timeout` and was not begun."""
+
+    def __init__(self, waited: float) -> None:
+        super().__init__(f"The request waited {waited:.1f} s in the queue and was not begun: try again later.")
+        self.waited = waited
+
+
 
 
 class StoreUnavailable(StoreError):

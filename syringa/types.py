@@ -97,6 +97,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_key: bytes = b""
     use_cache: bool = True  # whether the prefix cache may be used for it
     fingerprint: bytes = b""  # identifies the tenant and content of the request, whenever it comes
+    waited: float = 0.0  # seconds for which it has waited at other workers without having begun
     isolation: Isolation = "none"
     # One for each choice of a request that another worker began: deltas have only the tokens that follow, and neither
     # `cached_tokens`, `prompt_tokens` nor `queued_ms`. Empty: a new request.
@@ -129,6 +130,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     isolated: bool = False  # computed in steps of its own: it was in the last step of a worker that crashed
 
 
+    waited: float = 0.0  # seconds for which it has waited at other workers
 class EmbeddingResult(msgspec.Struct, frozen=True, array_like=True):
     """The vectors of a request's inputs: pooled and normalized embeddings, or the logits of a cross-encoder."""
 

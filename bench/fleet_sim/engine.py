@@ -15,6 +15,7 @@ from bench.fleet_sim.replica import BatchedReplica, Work
 from bench.fleet_sim.scenario import Scenario, SimulatedModel
 from bench.fleet_sim.streams import Recovery, Stream
 from syringa.engine.client.router import Assignment, ReplicaRouter, RoutingKey
+from syringa.engine.client.runs import LAST_WAIT_SECONDS
 
 OVERLOADED_SECONDS = 0.2  # until a moved request is submitted again to a replica with a full queue
 MAX_RETRIES = 3  # of a request after crashes
@@ -66,15 +67,21 @@ class ModelClients:
         replica = self._replicas[assignment.replica]
         if len(replica.waiting) >= self._scenario.max_queue and not stream.prefilled:
             self.routers[stream.chat.api_process].release(assignment)
-            if stream.moves:
+            if stream.moves and stream.waited < self._scenario.queue_timeout:
+                stream.waited += OVERLOADED_SECONDS
                 self._loop.after(OVERLOADED_SECONDS, self._route, stream)
             else:
                 self._end(stream)
                 self._collector.rejected(stream, self._loop.now, "queue full")
             return
         stream.assignment = assignment
-        stream.waits_since = self._loop.now  # the limit of the queue, which is that of the worker, begins anew
+        stream.routed_at = self._loop.now
+        stream.waits_since = self._loop.now - self._counted(stream)
         replica.submit(stream)
+
+    def _counted(self, stream: Stream) -> float:
+        """Return the seconds in queues that count where a stream waits next."""
+        return min(stream.waited, max(self._scenario.queue_timeout - LAST_WAIT_SECONDS, 0.0))
 
     def _choose(self, stream: Stream, key: RoutingKey, replicas: list[str]) -> Assignment:
         router = self.routers[stream.chat.api_process]
@@ -131,7 +138,8 @@ class ModelClients:
         now = self._loop.now
         for _ in range(len(self.pending)):
             stream = self.pending.popleft()
-            limit = LOAD_TIMEOUT if stream.prefilled or self.present else self._scenario.queue_timeout
+            held = stream.prefilled or self.present
+            limit = LOAD_TIMEOUT if held else self._scenario.queue_timeout - self._counted(stream)
             if now - stream.waits_since < limit:
                 self.pending.append(stream)
             elif stream.prefilled:
@@ -165,7 +173,7 @@ class ModelClients:
         by_process: dict[int, list[Stream]] = {}
         for each in self._replicas.values():
             for stream in each.not_begun() if not each.frozen else ():
-                if stream.waits_since < at:
+                if stream.routed_at < at:
                     by_process.setdefault(stream.chat.api_process, []).append(stream)
         moving: dict[str, list[Stream]] = {}
         for process, streams in sorted(by_process.items()):
@@ -227,6 +235,8 @@ class ModelClients:
             stream.silences += reason == "silence"
             stream.crashes += reason == "crash"
             stream.move_reason = reason
+            if not stream.prefilled:
+                stream.waited = now - stream.waits_since
             stream.waits_since = now
             if stream.first_token_at is not None and stream.left_at is None:
                 stream.left_at = recovery.begun

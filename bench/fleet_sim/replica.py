@@ -92,7 +92,11 @@ class BatchedReplica:
     def submit(self, stream: Stream) -> None:
         stream.replica = self
         if self.frozen or self.running >= self.model.max_running:
-            (self.resumed if stream.prefilled else self.waiting).append(stream)
+            queue = self.resumed if stream.prefilled else self.waiting
+            position = len(queue)
+            while position and queue is self.waiting and stream.waits_since < queue[position - 1].waits_since:
+                position -= 1  # it has waited elsewhere
+            queue.insert(position, stream)
             return
         if self._prefills:
             self._admit(stream)  # what comes next does not change

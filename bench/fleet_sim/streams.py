@@ -53,7 +53,9 @@ class Stream:
     new_tokens: int  # of the prompt, that were not part of the chat before
     output: int
     arrived: float
-    waits_since: float  # in the queue of its replica, or for a replica
+    waits_since: float  # in the queues of replicas, or for a replica
+    routed_at: float = 0.0
+    waited: float = 0.0  # in the queues of the replicas before, without having begun
     key: RoutingKey | None = None
     replica: BatchedReplica | None = None
     assignment: Assignment | None = None

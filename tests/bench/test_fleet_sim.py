@@ -142,6 +142,19 @@ def test_clients_move_requests_that_wait_to_a_replica_that_becomes_ready() -> No
     assert serving.collector.moves == {"balance": 5}
 
 
+def test_time_in_the_queue_of_the_replica_before_counts() -> None:
+    serving = Serving()
+    serving.add_replica("a")
+    for id in range(1, 11):
+        serving.submit(id, prompt=1, output=10_000)
+    serving.loop.run(10.0)
+    serving.add_replica("b")
+    serving.loop.run(SCENARIO.queue_timeout + 1)
+    serving.clients.expire()
+    assert serving.collector.moves == {"balance": 5}
+    assert serving.collector.rejections == {"queue_timeout": 2}  # one at each replica
+
+
 def test_shared_link_divides_its_bandwidth() -> None:
     loop = EventLoop()
     done: list[tuple[str, float]] = []

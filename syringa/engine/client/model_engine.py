@@ -11,7 +11,7 @@ import msgspec
 from syringa.cluster.tls import TlsFiles
 from syringa.engine.client.moves import Moved
 from syringa.engine.client.router import ReplicaRouter, embedding_key, routing_key
-from syringa.engine.client.runs import ConnectedReplica, EmbeddingRun, GenerationRun
+from syringa.engine.client.runs import ConnectedReplica, EmbeddingRun, GenerationRun, QueueTime
 from syringa.engine.client.stats import ReplicaStats
 from syringa.engine.client.worker_client import WorkerClient
 from syringa.engine.interface import DeltaHandler, LoadStatus, MoveReason, ReplicaState
@@ -24,7 +24,14 @@ from syringa.engine.processes.control import (
 )
 from syringa.engine.processes.suspects import REFUSED, embedding_fingerprint, fingerprint
 from syringa.engine.vllm.resume import resume_error, unresumable_fields
-from syringa.errors import EngineOverloaded, EngineUnavailable, InvalidRequest, RequestSuspected, WorkerLost
+from syringa.errors import (
+    EngineOverdue,
+    EngineOverloaded,
+    EngineUnavailable,
+    InvalidRequest,
+    RequestSuspected,
+    WorkerLost,
+)
 from syringa.types import EmbeddingRequest, EmbeddingResult, EngineRequest, EngineStats, Isolation, ModelInfo
 
 Send = Callable[[SupervisorRequest], None]
@@ -187,7 +194,9 @@ class ModelEngine:
             raise InvalidRequest(f"A request with the id {request.id!r} is running already.")
         request = msgspec.structs.replace(request, fingerprint=fingerprint(request))
         unresumable = unresumable_fields(request) if self._acquire.options.engine == "vllm" else ()
-        run = self._runs[request.id] = GenerationRun(request, on_delta, unresumable)
+        run = self._runs[request.id] = GenerationRun(
+            request, on_delta, unresumable, self._acquire.options.queue_timeout
+        )
         try:
             while not await self._run_once(run):
                 pass
@@ -198,7 +207,7 @@ class ModelEngine:
         """Run a request on one replica. Return whether it has ended; otherwise it is to be run on the next one."""
         if run.bound:  # it has left its replica
             raise resume_error(run.unresumable)
-        await self._wait_usable(begun=run.progress.begun)
+        await self._wait_usable(run.queue if not run.progress.begun else None, begun=run.progress.begun)
         crashes = self._crashes(run.request)
         level = min(max(crashes, run.hangs), len(ISOLATION) - 1)
         request = run.progress.next_request(ISOLATION[level])
@@ -215,11 +224,15 @@ class ModelEngine:
             run.counted = True
             self._on_move(reason, previous == replica.state.fingerprint)
         try:
-            await replica.client.submit(request, run.progress.handle)
-        except EngineOverloaded:
-            if run.left is None:
+            with run.queue.count():
+                await replica.client.submit(
+                    msgspec.structs.replace(request, waited=run.queue.counted), run.progress.handle
+                )
+        except EngineOverloaded as error:
+            if run.left is None or (not run.progress.begun and _is_overdue(error, run.queue)):
                 raise
-            await asyncio.sleep(OVERLOADED_SECONDS)  # it was accepted before: it waits for a place
+            with run.queue.count():
+                await asyncio.sleep(OVERLOADED_SECONDS)  # it was accepted before: it waits for a place
             return False
         except Moved as moved:
             run.left, run.counted = (moved.reason, replica.state.fingerprint), False
@@ -249,7 +262,7 @@ class ModelEngine:
         if request.id in self._embedding_runs:
             raise InvalidRequest(f"A request with the id {request.id!r} is running already.")
         request = msgspec.structs.replace(request, fingerprint=embedding_fingerprint(request))
-        run = self._embedding_runs[request.id] = EmbeddingRun(request)
+        run = self._embedding_runs[request.id] = EmbeddingRun(request, self._acquire.options.queue_timeout)
         try:
             while (result := await self._embed_once(run)) is None:
                 pass
@@ -259,18 +272,20 @@ class ModelEngine:
 
     async def _embed_once(self, run: EmbeddingRun) -> EmbeddingResult | None:
         """Run a request on one replica. Return None if it is to be run on the next one."""
-        await self._wait_usable()
+        await self._wait_usable(run.queue)
         isolated = self._crashes(run.request) > 0
-        request = msgspec.structs.replace(run.request, isolated=isolated)
+        request = msgspec.structs.replace(run.request, isolated=isolated, waited=run.queue.counted)
         usable = {id: each for id, each in self._replicas.items() if each.usable}
         assignment = self._router.choose(embedding_key(request), list(usable))
         replica = run.replica = usable[assignment.replica]
         try:
-            result = await replica.client.embed(request)
-        except EngineOverloaded:
-            if not run.moves and not run.retries:
+            with run.queue.count():
+                result = await replica.client.embed(request)
+        except EngineOverloaded as error:
+            if (not run.moves and not run.retries) or _is_overdue(error, run.queue):
                 raise
-            await asyncio.sleep(OVERLOADED_SECONDS)  # it was accepted before: it waits for a place
+            with run.queue.count():
+                await asyncio.sleep(OVERLOADED_SECONDS)  # it was accepted before: it waits for a place
             return None
         except Moved as moved:
             run.moves += 1
@@ -359,6 +374,8 @@ class ModelEngine:
             return "drain" if left <= CLOCK_SECONDS or (others and leaves) else None
         if run.bound and not replica.ended:
             return None
+        if replica.ended and replica.client.silent:  # its machine may keep the connection open for ever
+            return "silence" if others else None
         hangs = replica.state.status == "hanging" or replica.client.silent
         # One that has moved before may be the cause: it waits until the supervisor has ended the worker.
         return "silence" if hangs and others and not run.silences and not run.retries else None
@@ -368,6 +385,8 @@ class ModelEngine:
         if replica.drained_at is not None and replica.state.status == "draining":
             return "drain" if replica.drained_at - asyncio.get_running_loop().time() <= CLOCK_SECONDS else None
         others = any(each.usable for each in self._replicas.values() if each is not replica)
+        if replica.ended and replica.client.silent:
+            return "silence" if others else None
         hangs = replica.state.status == "hanging" or replica.client.silent
         return "silence" if hangs and others and not run.moves and not run.retries else None
 
@@ -397,23 +416,24 @@ class ModelEngine:
 
     # Waiting for a replica
 
-    async def _wait_usable(self, *, begun: bool = False) -> None:
+    async def _wait_usable(self, queue: QueueTime | None = None, *, begun: bool = False) -> None:
         """Wait until there is a usable replica; one is acquired if there is none.
 
+        `queue`: how long the request has waited before; the time in which no replica is being started is added.
         `begun`: for a request that has begun. As in the queue of a worker, it does not end by `queue_timeout`.
         """
         if self.ready:
             return
         try:
             async with asyncio.timeout(self._load_timeout or None):
-                await self._acquire_replica(begun)
+                await self._acquire_replica(queue or QueueTime(0), begun)
         except TimeoutError:
             problem = f"could not be loaded within {self._load_timeout:g} seconds{self._why()}"
             raise self._unavailable(problem) from None
 
-    async def _acquire_replica(self, begun: bool) -> None:
+    async def _acquire_replica(self, queue: QueueTime, begun: bool) -> None:
         acquired_at = -1
-        began = asyncio.get_running_loop().time()
+        began = asyncio.get_running_loop().time() - queue.counted
         while True:
             if self._closed:
                 raise self._unavailable("is not loaded: the server is being stopped")
@@ -429,8 +449,9 @@ class ModelEngine:
             limited = self._queue_timeout and not self._starting and not begun
             limit = began + self._queue_timeout if limited else None
             try:
-                async with asyncio.timeout_at(limit):
-                    await self._changed.wait()
+                with queue.count() if limited else contextlib.nullcontext():
+                    async with asyncio.timeout_at(limit):
+                        await self._changed.wait()
             except TimeoutError:
                 problem = f"has no replica, and none was started within {self._queue_timeout:g} seconds{self._why()}"
                 raise self._unavailable(problem) from None
@@ -441,6 +462,11 @@ class ModelEngine:
 
     def _unavailable(self, problem: str) -> EngineUnavailable:
         return EngineUnavailable(f"The model {self.name!r} {problem}", code="model_unavailable")
+
+
+def _is_overdue(error: EngineOverloaded, queue: QueueTime) -> bool:
+    """Return whether a request that has moved has waited for too long, and not only met a full queue."""
+    return isinstance(error, EngineOverdue) or queue.exceeded
 
 
 def _context(replica: ConnectedReplica) -> int:

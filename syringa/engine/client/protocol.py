@@ -85,6 +85,7 @@ class RequestRejected(msgspec.Struct, frozen=True, tag=True, array_like=True):
     param: str | None = None
     overloaded: bool = False
     code: str | None = None
+    overdue: float | None = None  # the seconds that it has waited, if it waited for too long
 
 
 class StatsReply(msgspec.Struct, frozen=True, tag=True, array_like=True):

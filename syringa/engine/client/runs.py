@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
 
 from syringa.engine.client.moves import RequestProgress
 from syringa.engine.client.router import Assignment
 from syringa.engine.client.worker_client import WorkerClient
 from syringa.engine.interface import DeltaHandler, MoveReason, ReplicaState
 from syringa.types import EmbeddingRequest, EngineRequest
+
+LAST_WAIT_SECONDS = 2.0  # for which a request may wait after a move at least
 
 
 class ConnectedReplica:
@@ -26,11 +30,44 @@ class ConnectedReplica:
         return self.state.status == "ready" and not self.ended and self.client.ready and not self.client.silent
 
 
+class QueueTime:
+    """How long a request has waited without having begun: for a replica, and in the queues of replicas."""
+
+    def __init__(self, limit: float) -> None:
+        """`limit`: the seconds that it may wait in all; 0: any number."""
+        self.limit, self.waited = limit, 0.0
+
+    @property
+    def exceeded(self) -> bool:
+        return 0 < self.limit <= self.waited
+
+    @property
+    def counted(self) -> float:
+        """The seconds that count where the request waits next.
+
+        It may have been computed when it had to move, without a token yet, so it has a moment to begin again.
+        """
+        return min(self.waited, max(self.limit - LAST_WAIT_SECONDS, 0.0)) if self.limit else self.waited
+
+    @contextlib.contextmanager
+    def count(self) -> Iterator[None]:
+        """Count the time until the end of the block."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            yield
+        finally:
+            self.waited += loop.time() - began
+
+
 class GenerationRun:
     """A request, and the replica that runs it; None while it waits for one."""
 
-    def __init__(self, request: EngineRequest, on_delta: DeltaHandler, unresumable: Sequence[str] = ()) -> None:
+    def __init__(
+        self, request: EngineRequest, on_delta: DeltaHandler, unresumable: Sequence[str] = (), queue_timeout: float = 0
+    ) -> None:
         """`unresumable`: its fields because of which another replica cannot continue it, once it has begun."""
+        self.queue = QueueTime(0 if request.background else queue_timeout)
         self.request, self.progress, self.unresumable = request, RequestProgress(request, on_delta), unresumable
         self.replica: ConnectedReplica | None = None
         self.assignment: Assignment | None = None  # to that replica
@@ -50,7 +87,8 @@ class GenerationRun:
 class EmbeddingRun:
     """A request for embeddings, and the replica that runs it; None while it waits for one."""
 
-    def __init__(self, request: EmbeddingRequest) -> None:
+    def __init__(self, request: EmbeddingRequest, queue_timeout: float = 0) -> None:
+        self.queue = QueueTime(0 if request.background else queue_timeout)
         self.request = request
         self.replica: ConnectedReplica | None = None
         self.retries = 0  # after crashes

@@ -17,6 +17,7 @@ from syringa.engine.interface import DeltaHandler
 from syringa.errors import (
     ConfigError,
     ContextLengthExceeded,
+    EngineOverdue,
     EngineOverloaded,
     EngineUnavailable,
     InvalidRequest,
@@ -163,7 +164,7 @@ class WorkerClient:
         """The worker's description of its model; None while it is not ready."""
         return self._info
 
-    async def wait_ready(self) -> ModelInfo:
+    async def wait_ready(self, *, background: bool = False) -> ModelInfo:
         await self._ready.wait()
         if self._info is None:
             reason = f": {self.error}" if self.error else ""
@@ -301,10 +302,9 @@ class WorkerClient:
             case protocol.Embedded(result):
                 if (embedding := self._embeddings.get(result.request_id)) is not None and not embedding.done:
                     embedding.end(None, result)
-            case protocol.RequestRejected(wire_id, text, param, overloaded, code):
+            case protocol.RequestRejected(wire_id):
                 if (rejected := self._by_wire_id.get(wire_id) or self._embeddings.get(wire_id)) is not None:
-                    kind = ContextLengthExceeded if code == ContextLengthExceeded.code else InvalidRequest
-                    rejected.fail(EngineOverloaded(text) if overloaded else kind(text, param=param))
+                    rejected.fail(_rejection_error(message))
             case protocol.StatsReply(stats):
                 future = self._stats.popleft()
                 if not future.done():
@@ -327,3 +327,12 @@ class WorkerClient:
     def _notify(self) -> None:
         if self._on_change is not None:
             self._on_change()
+
+
+def _rejection_error(message: protocol.RequestRejected) -> SyringaError:
+    if message.overdue is not None:
+        return EngineOverdue(message.overdue)
+    if message.overloaded:
+        return EngineOverloaded(message.message, code=message.code)
+    kind = ContextLengthExceeded if message.code == ContextLengthExceeded.code else InvalidRequest
+    return kind(message.message, param=message.param)

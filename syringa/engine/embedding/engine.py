@@ -15,7 +15,7 @@ from syringa.engine.scheduling.limits import QueueFull, SchedulerLimits
 from syringa.engine.scheduling.oom import PAUSE_SECONDS, OOMGuard
 from syringa.engine.worker.engine import RecordRunning
 from syringa.engine.worker.stats import EngineCounters
-from syringa.errors import ContextLengthExceeded, EngineOverloaded, InvalidRequest, SyringaError
+from syringa.errors import ContextLengthExceeded, EngineOverdue, EngineOverloaded, InvalidRequest, SyringaError
 from syringa.types import EmbeddingRequest, EmbeddingResult, EngineDelta, EngineRequest, EngineStats, ModelInfo
 
 logger = logging.getLogger("syringa.worker")
@@ -64,7 +64,7 @@ class EmbeddingEngine:
         """Queue a request, whose result will carry `client_id`. Raises `EngineOverloaded` or `InvalidRequest`."""
         self.counters.last_active = time.perf_counter()
         validate_embedding_request(request, self.loaded.info)
-        job = EmbeddingJob(request, client_id, self._clock())
+        job = EmbeddingJob(request, client_id, self._clock() - request.waited)
         try:
             displaced = self.scheduler.add(job)
         except QueueFull:
@@ -175,9 +175,7 @@ class EmbeddingEngine:
             return
         now = self._clock()
         for late in self.scheduler.overdue(now - self.limits.queue_seconds):
-            waited = now - late.submitted
-            text = f"The request waited {waited:.1f} s in the queue and was not begun: try again later."
-            self._refuse(late, EngineOverloaded(text))
+            self._refuse(late, EngineOverdue(now - late.submitted))
 
     def _refuse(self, job: EmbeddingJob, error: EngineOverloaded) -> None:
         self._drop(job)

@@ -107,7 +107,9 @@ class FairQueue(Generic[Q]):
 
 
 def _comes_before(sequence: Queued, other: Queued) -> bool:
-    return not other.begun and (sequence.begun or sequence.request.priority < other.request.priority)
+    if other.begun or sequence.begun:
+        return not other.begun
+    return (sequence.request.priority, sequence.submitted) < (other.request.priority, other.submitted)
 
 
 class VirtualTokenCounters:

@@ -19,7 +19,7 @@ from syringa.engine.vllm.outputs import VllmOutput, failure, to_delta
 from syringa.engine.vllm.requests import ChoiceRequest, to_choice_requests
 from syringa.engine.vllm.stats import VllmCounters
 from syringa.engine.worker.engine import GeneratingEngine, RecordRunning
-from syringa.errors import EngineOverloaded, EngineUnavailable, SyringaError
+from syringa.errors import EngineOverdue, EngineOverloaded, EngineUnavailable, SyringaError
 from syringa.types import EngineDelta, EngineRequest, EngineStats
 
 logger = logging.getLogger("syringa.worker")
@@ -154,7 +154,7 @@ class VllmEngine(GeneratingEngine):
         if not self._runs:
             self._counters.last_active = self._clock()
         run = self._runs[client_id, request.id] = _Run(request, client_id, wanted)
-        run.submitted = self._clock()
+        run.submitted = self._clock() - request.waited
         self._gate.add(run)
 
     def abort(self, request_id: str, choice: int | None = None, client_id: int = 0) -> None:
@@ -278,9 +278,8 @@ class VllmEngine(GeneratingEngine):
         for run in sorted(unbegun, key=lambda each: (each.request.priority, each.submitted))[-waiting:]:
             waited = now - run.submitted
             if waited >= limit and not run.request.resumed:
-                text = f"The request waited {waited:.1f} s in the queue and was not begun: try again later."
                 self.abort(run.request.id, client_id=run.client_id)
-                self._refused.append((run.client_id, run.request.id, EngineOverloaded(text)))
+                self._refused.append((run.client_id, run.request.id, EngineOverdue(waited)))
                 self._counters.counts["refused"] += 1
 
     def _start(self, run: _Run) -> None:

@@ -31,7 +31,7 @@ from syringa.engine.scheduling.sequence import Sequence, append_token
 from syringa.engine.scheduling.state_cache import StateCache, running_slots
 from syringa.engine.worker.engine import GeneratingEngine, RecordRunning
 from syringa.engine.worker.stats import EngineCounters
-from syringa.errors import EngineOverloaded, RequestError, SyringaError
+from syringa.errors import EngineOverdue, EngineOverloaded, RequestError, SyringaError
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ErrorKind, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ class EngineCore(GeneratingEngine):
         validate_request(request, vocab_size=self.loaded.info.vocab_size, max_length=self.max_length)
         try:
             if not self.pending.needs_preparation(request):
-                self._enqueue(request, client_id, now)
-            elif (displaced := self.pending.add(request, client_id, now)) is not None:
+                self._enqueue(request, client_id, now - request.waited)
+            elif (displaced := self.pending.add(request, client_id, now - request.waited)) is not None:
                 self._refuse(displaced, EngineOverloaded(PREPARING))
         except EngineOverloaded:
             self.counters.counts["refused"] += 1
@@ -342,8 +342,7 @@ class EngineCore(GeneratingEngine):
             *self.pending.overdue(before),
         ]
         for late in overdue:
-            text = f"The request waited {now - late.submitted:.1f} s in the queue and was not begun: try again later."
-            self._refuse(late, EngineOverloaded(text))
+            self._refuse(late, EngineOverdue(now - late.submitted))
 
     def _refuse(self, waiting: Sequence | PendingRequest, error: EngineOverloaded) -> None:
         if isinstance(waiting, Sequence):

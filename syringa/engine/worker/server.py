@@ -28,7 +28,7 @@ from syringa.engine.worker.connections import ClientConnection, ConnectionThread
 from syringa.engine.worker.engine import InterruptibleEngine, WorkerEngine
 from syringa.engine.worker.options import WorkerOptions
 from syringa.engine.worker.startup import load_engine
-from syringa.errors import EngineOverloaded, StartupError, SyringaError
+from syringa.errors import EngineOverdue, EngineOverloaded, StartupError, SyringaError
 from syringa.types import EngineDelta
 
 logger = logging.getLogger("syringa.worker")
@@ -271,7 +271,8 @@ class WorkerServer:
 
 def _rejection(request_id: str, error: SyringaError) -> protocol.RequestRejected:
     overloaded = isinstance(error, EngineOverloaded)
-    return protocol.RequestRejected(request_id, error.message, error.param, overloaded, error.code)
+    overdue = error.waited if isinstance(error, EngineOverdue) else None
+    return protocol.RequestRejected(request_id, error.message, error.param, overloaded, error.code, overdue)
 
 
 def exit_status(error: StartupError) -> int:

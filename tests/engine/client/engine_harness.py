@@ -77,9 +77,10 @@ class ScriptedWorker:
         result = EmbeddingResult(self.embeddings[-1].id, 1, values)
         self._writers[-1].write(protocol.frame(protocol.Embedded(result)))
 
-    def refuse(self, message: str) -> None:
-        """Refuse the last request because the queue is full."""
-        refusal = protocol.RequestRejected([*self.requests, *self.embeddings][-1].id, message, overloaded=True)
+    def refuse(self, message: str, *, overdue: float | None = None) -> None:
+        """Refuse the last request because the queue is full, or because it has waited for `overdue` seconds."""
+        last = [*self.requests, *self.embeddings][-1].id
+        refusal = protocol.RequestRejected(last, message, overloaded=True, overdue=overdue)
         self._writers[-1].write(protocol.frame(refusal))
 
     def die(self) -> None:
@@ -118,7 +119,7 @@ class EngineHarness:
         self.sent: list[SupervisorRequest] = []
         self.moves: list[tuple[str, bool]] = []
         self.routes: list[bool] = []
-        acquire = AcquireModel(WorkerOptions(socket="", model="m", engine=engine))
+        acquire = AcquireModel(WorkerOptions(socket="", model="m", engine=engine, queue_timeout=queue_timeout))
         self.engine = ModelEngine(
             "m",
             acquire,

@@ -12,7 +12,7 @@ from syringa.engine.client.model_engine import MAX_RETRIES, ModelEngine
 from syringa.engine.client.worker_client import WorkerClient
 from syringa.engine.processes.control import ClearSuspect
 from syringa.engine.processes.suspects import REFUSED, embedding_fingerprint
-from syringa.errors import EngineOverloaded, EngineUnavailable, InvalidRequest, RequestSuspected
+from syringa.errors import EngineOverdue, EngineOverloaded, EngineUnavailable, InvalidRequest, RequestSuspected
 from syringa.types import EmbeddingRequest, EmbeddingResult
 from tests.engine.client.engine_harness import EngineHarness, ScriptedWorker, replica, state, workers
 from tests.engine.processes.supervisor_harness import until
@@ -96,6 +96,40 @@ async def test_request_begins_again_at_another_replica_when_one_is_lost(
         assert [each.inputs for each in second.embeddings] == [REQUEST.inputs]
         assert not second.embeddings[0].isolated
     assert harness.moves == [("crash", False)]
+
+
+async def test_moved_request_that_is_overdue_is_refused(harness: EngineHarness, engine: ModelEngine) -> None:
+    async with workers(2) as made:
+        await harness.ready(*made)
+        task = asyncio.create_task(engine.embed(REQUEST))
+        await until(lambda: any(worker.embeddings for worker in made))
+        made.sort(key=lambda worker: not worker.embeddings)
+        first, second = made
+        second.on_request = lambda worker: worker.refuse("late", overdue=60.0)
+        engine.update(state("loaded", replica(first, "draining", grace=0.0), replica(second)))
+        with pytest.raises(EngineOverdue):
+            await task
+        assert len(second.embeddings) == 1
+        assert second.embeddings[0].waited > 0.0
+
+
+async def test_request_leaves_silent_replica_that_has_ended_though_it_has_moved_before(
+    harness: EngineHarness, engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with workers(2) as made:
+        await harness.ready(*made)
+        task = asyncio.create_task(engine.embed(REQUEST))
+        await until(lambda: any(worker.embeddings for worker in made))
+        made.sort(key=lambda worker: not worker.embeddings)
+        first, second = made
+        second.on_request = embeds
+        (run,) = engine._embedding_runs.values()
+        run.moves = 1
+        path = first.path
+        silent = property(lambda client: str(client.address) == f"unix:{path}")
+        monkeypatch.setattr("syringa.engine.client.worker_client.WorkerClient.silent", silent)
+        engine.update(state("loaded", replica(second)))
+        assert await task == RESULT
 
 
 async def test_request_of_a_crash_is_isolated_and_cleared_when_it_is_answered(

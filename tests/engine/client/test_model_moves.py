@@ -10,6 +10,7 @@ import pytest
 from syringa.engine.client.model_engine import MAX_RETRIES, ModelEngine
 from syringa.engine.processes.control import AcquireModel
 from syringa.engine.worker.options import WorkerOptions
+from syringa.errors import EngineOverdue, EngineOverloaded
 from syringa.types import EngineDelta, EngineStats, ResumedChoice
 from tests.engine.client.engine_harness import EngineHarness, ScriptedWorker, answers, begin, replica, state, workers
 from tests.engine.processes.stub_worker import INFO
@@ -272,6 +273,85 @@ async def test_moved_request_waits_for_a_place_in_a_full_queue(
         engine.update(state("loaded", replica(old, "draining"), replica(new)))
         assert await task == [8]
         assert harness.moves == [("drain", True)]
+
+
+async def test_moved_request_that_is_overdue_is_refused(
+    harness: EngineHarness, engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syringa.engine.client.model_engine.BALANCE_SECONDS", 0.0)
+    async with workers(2) as (old, new):
+        await harness.ready(old)
+        tasks = [asyncio.create_task(answer(engine, f"r{number}", prompt=[number])) for number in range(3)]
+        await until(lambda: len(old.requests) == 3)
+        new.on_request = lambda worker: worker.refuse("late", overdue=60.0)
+        await harness.ready(old, new)
+        with pytest.raises(EngineOverdue, match=r"60\.0 s"):
+            await tasks[0]
+        assert len(new.requests) == 1
+        assert new.requests[0].waited > old.requests[0].waited == 0.0
+        assert harness.moves == [("balance", True)]
+        for task in tasks[1:]:
+            task.cancel()
+
+
+async def test_moved_request_meets_full_queues_for_as_long_as_it_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("syringa.engine.client.model_engine.OVERLOADED_SECONDS", 0.001)
+    harness = EngineHarness(queue_timeout=0.05)
+    engine = harness.engine
+    async with workers(2) as made:
+        await harness.ready(*made)
+        task = await begin(engine, made)
+        old, new = made
+        new.on_request = lambda worker: worker.refuse("The queue is full.")
+        engine.update(state("loaded", replica(old, "draining"), replica(new)))
+        with pytest.raises(EngineOverloaded, match="full"):
+            await task
+    await engine.close()
+
+
+async def test_begun_request_waits_for_a_place_for_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("syringa.engine.client.model_engine.OVERLOADED_SECONDS", 0.0)
+    harness = EngineHarness(queue_timeout=0.001)
+    engine = harness.engine
+    async with workers(2) as made:
+        await harness.ready(*made)
+        task = await begin(engine, made, 7)
+        old, new = made
+
+        def refuse_many(worker: ScriptedWorker) -> None:
+            if len(worker.requests) < 20:
+                worker.refuse("The queue is full.", overdue=1.0 if len(worker.requests) % 2 else None)
+            else:
+                worker.send(8, finish=True)
+
+        new.on_request = refuse_many
+        engine.update(state("loaded", replica(old, "draining"), replica(new)))
+        assert await task == [7, 8]
+    await engine.close()
+
+
+async def test_request_leaves_silent_replica_that_has_ended_though_it_has_moved_before(
+    harness: EngineHarness, engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine of a frozen process keeps the connection open."""
+    silent: set[str] = set()
+    property_ = property(lambda client: str(client.address).removeprefix("unix:") in silent)
+    monkeypatch.setattr("syringa.engine.client.worker_client.WorkerClient.silent", property_)
+    async with workers(3) as made:
+        await harness.ready(*made)
+        task = await begin(engine, made, 7)
+        first = made[0]
+        silent.add(first.path)
+        engine._notify()
+        await until(lambda: any(each.requests for each in made[1:]))
+        second, third = sorted(made[1:], key=lambda worker: not worker.requests)
+        second.send(8)
+        await until(lambda: engine._runs["r"].progress.next_request().resumed[0].tokens == [7, 8])
+        silent.add(second.path)
+        third.on_request = answers(9)
+        engine.update(state("loaded", replica(third)))  # the supervisor has given up the two others
+        assert await task == [7, 8, 9]
+    assert harness.moves == [("silence", True)] * 2
 
 
 async def test_requests_that_wait_move_to_a_replica_that_becomes_ready(

@@ -10,7 +10,7 @@ from syringa.engine.embedding.batch import PackedBatch
 from syringa.engine.embedding.engine import EmbeddingEngine
 from syringa.engine.embedding.loading import LoadedEmbedding
 from syringa.engine.scheduling.limits import SchedulerLimits
-from syringa.errors import ContextLengthExceeded, EngineOverloaded, InvalidRequest
+from syringa.errors import ContextLengthExceeded, EngineOverdue, EngineOverloaded, InvalidRequest
 from syringa.types import EmbeddingRequest, EngineRequest, ModelInfo, SamplingParams, StopConditions
 
 INFO = ModelInfo(
@@ -149,7 +149,15 @@ def test_request_that_waits_too_long_is_refused_unless_it_has_begun() -> None:
     assert run(engine) == {(0, "begun"): [[3, 2], [7, 2]]}
     ((_, name, error),) = engine.take_refused()
     assert name == "late"
-    assert isinstance(error, EngineOverloaded)
+    assert isinstance(error, EngineOverdue)
+
+
+def test_time_at_other_workers_counts_in_the_queue() -> None:
+    engine, _, _ = made(budget=2, queue_seconds=5.0)
+    engine.embed(request("moved", [1, 2], waited=6.0))
+    assert run(engine) == {}
+    ((_, name, error),) = engine.take_refused()
+    assert (name, isinstance(error, EngineOverdue)) == ("moved", True)
 
 
 def test_step_that_runs_out_of_memory_is_split_and_one_input_alone_fails_its_request() -> None:

@@ -161,6 +161,15 @@ def test_fair_queue_orders_the_sequences_of_a_tenant_by_priority_and_arrival() -
     assert queue.head("b") is other
 
 
+def test_fair_queue_gives_sequences_that_have_waited_elsewhere_their_place() -> None:
+    queue: FairQueue[Sequence] = FairQueue()
+    young, old = with_priority(0, submitted=5.0), with_priority(0, submitted=1.0)
+    for each in (young, old):
+        queue.add(each)
+    assert queue.head("a") is old
+    assert queue.overdue(before=3.0) == [old]
+
+
 def test_fair_queue_displaces_the_lowest_priority() -> None:
     queue = FairQueue()
     added = [with_priority(priority, tenant="noisy") for priority in (3, 0, 3, 1)]

@@ -8,12 +8,13 @@ from concurrent.futures import Future
 from threading import Event
 from typing import Any
 
+import msgspec
 import pytest
 
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.scheduling.pending import PendingRequests
 from syringa.engine.worker.core import EngineCore
-from syringa.errors import EngineOverloaded
+from syringa.errors import EngineOverdue, EngineOverloaded
 from syringa.types import EngineRequest, Grammar, Image
 from tests.engine.conftest import Driver, drive, request
 
@@ -76,11 +77,25 @@ def test_request_is_refused_after_queue_seconds(engine: Make, clock: Clock) -> N
     driver.step()
     ((client_id, name, error),) = core.take_refused()
     assert (client_id, name) == (0, "late")
-    assert isinstance(error, EngineOverloaded)
+    assert isinstance(error, EngineOverdue)
     assert "waited 31.0 s in the queue" in error.message
     assert core.stats().waiting == 0
     assert set(driver.finish()) == {("long", 0)}
     assert (core.stats().started, core.stats().refused) == (1, 1)
+
+
+def test_time_at_other_workers_counts_in_the_queue(engine: Make, clock: Clock) -> None:
+    core = engine(limits=SchedulerLimits(max_running=1, queue_seconds=30))
+    driver = Driver(core)
+    driver.submit(make_request("long", "a", max_tokens=200, stopping={"ignore_eos": True}))
+    driver.step()
+    moved = msgspec.structs.replace(make_request("moved", "a"), waited=20.0)
+    driver.submit(make_request("new", "a"), moved)
+    clock.now += 11
+    driver.step()
+    ((_, name, error),) = core.take_refused()
+    assert (name, isinstance(error, EngineOverdue)) == ("moved", True)
+    assert {name for name, _ in driver.finish()} == {"long", "new"}
 
 
 def test_preempted_request_is_not_refused_as_overdue(engine: Make, clock: Clock) -> None:
