@@ -54,8 +54,6 @@ class Stream:
     output: int
     arrived: float
     waits_since: float  # in the queues of replicas, or for a replica
-    routed_at: float = 0.0
-    waited: float = 0.0  # in the queues of the replicas before, without having begun
     key: RoutingKey | None = None
     replica: BatchedReplica | None = None
     assignment: Assignment | None = None
@@ -72,6 +70,8 @@ class Stream:
     left_at: float | None = None  # when it was interrupted
     move_reason: str = ""
     recovery: Recovery | None = None
+    routed_at: float = 0.0
+    waited: float = 0.0  # in the queues of the replicas before, without having begun
 
 
 @dataclass(frozen=True)
