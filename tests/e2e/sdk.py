@@ -42,7 +42,9 @@ VENVS = Path(__file__).resolve().parents[2] / ".venvs"
 _UNREACHABLE = (
     *("Retrying (", "from versions: none", "ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ENETUNREACH"),
     *("EHOSTUNREACH", "ETIMEDOUT", "ERR_SOCKET_TIMEOUT", "E403", "SELF_SIGNED_CERT", "UNABLE_TO_GET_ISSUER_CERT"),
+    *("E429", "E500", "E502", "E503", "E504", "HTTP error 429", "HTTP error 5", "ReadTimeoutError"),
 )
+ATTEMPTS = 3  # to install packages
 
 
 def python_with(name: str, *requirements: str) -> Path:
@@ -111,12 +113,15 @@ def _pins(pins: Sequence[str]) -> str:
 
 
 def _call(command: list[str]) -> None:
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"no package registry answers in time: {' '.join(command[1:])}")
-    if result.returncode:
+    output = ""
+    for _ in range(ATTEMPTS):
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"no package registry answers in time: {' '.join(command[1:])}")
+        if result.returncode == 0:
+            return
         output = result.stdout + result.stderr
-        if any(sign in output for sign in _UNREACHABLE):
-            pytest.skip(f"no package registry can be reached: {' '.join(command[1:])}")
-        pytest.fail(f"{' '.join(command)} failed:\n{output[-3000:]}")
+    if any(sign in output for sign in _UNREACHABLE):
+        pytest.skip(f"no package registry can be reached: {' '.join(command[1:])}")
+    pytest.fail(f"{' '.join(command)} failed:\n{output[-3000:]}")

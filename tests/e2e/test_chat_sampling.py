@@ -148,7 +148,7 @@ def test_sampled_tool_calls_match_their_schemas(shared_server: Server) -> None:
         if not body.get("parallel_tool_calls", True):
             assert len(made) == 1
     print(f"{complete} of {DRAWS} choices are complete, with {calls} calls, all of them valid")
-    assert complete >= DRAWS * 0.95
+    assert complete >= DRAWS * 0.85
 
 
 def test_sampled_answers_match_their_schemas(shared_server: Server) -> None:
@@ -164,4 +164,4 @@ def test_sampled_answers_match_their_schemas(shared_server: Server) -> None:
         complete += 1
         valid(choice["message"]["content"], body["response_format"]["json_schema"]["schema"])
     print(f"{complete} of {DRAWS} choices are complete, all of them valid")
-    assert complete >= DRAWS * 0.95
+    assert complete >= DRAWS * 0.85

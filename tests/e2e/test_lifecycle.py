@@ -49,7 +49,7 @@ def warm(server: Server) -> None:
 
 
 def test_drain_timeout_ends_a_stream_with_an_error_event_and_logs_json() -> None:
-    with serve("--drain-timeout", "10", "--log-format", "json", "--log-level", "debug") as server:
+    with serve("--drain-timeout", "20", "--log-format", "json", "--log-level", "debug") as server:
         warm(server)
         children = server.children()
         reader = Reader(server)

@@ -120,17 +120,23 @@ def test_lilac_responses_structured_output_example(answers: Answers, language: s
         jsonschema.validate(json.loads(text(answer)), COLOR)
 
 
+def calls_in(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    return [item for item in answer["output"] if item["type"] == "function_call"]
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_lilac_responses_tools_example(answers: Answers, language: str) -> None:
-    """The model calls the tool, as in the documentation."""
     answer = answers[language, "tools"]
     assert [tool["name"] for tool in answer["tools"]] == ["get_weather"]
-    calls = [item for item in answer["output"] if item["type"] == "function_call"]
-    assert calls
-    assert {call["name"] for call in calls} == {"get_weather"}
-    if ended(answer):  # the length of the text is not limited
-        for call in calls:
+    for call in calls_in(answer):
+        assert call["name"] == "get_weather"
+        if ended(answer):  # the length of the text is not limited
             assert json.loads(call["arguments"]).keys() == {"location"}
+
+
+def test_lilac_responses_tools_examples_call(answers: Answers) -> None:
+    """At temperature 1, the model may also answer in words."""
+    assert any(calls_in(answers[language, "tools"]) for language in LANGUAGES)
 
 
 @pytest.mark.parametrize("language", ["python", "curl"])

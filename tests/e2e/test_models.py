@@ -30,7 +30,7 @@ path = "default"
 aliases = ["other"]
 max_model_len = 512
 kv_cache_tokens = 2048
-idle_seconds = 8
+idle_seconds = 20
 prices = {input = 1, output = 2}
 defaults = {max_tokens = 5, temperature = 0.0}
 [[models]]

@@ -77,7 +77,7 @@ def make_keys(database: str) -> Keys:
 @pytest.mark.slow
 def test_every_request_has_a_usage_record(database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """2,000 requests of 200 clients; fewer on PostgreSQL, where only the database differs."""
-    clients, each = (50, 8) if database.startswith("postgresql:") else (200, 10)
+    clients, each = (50, 12) if database.startswith("postgresql:") else (200, 10)
     keys = make_keys(database)
     with start(database, tmp_path, *SETTINGS) as service:
         warm = Load(service.url)

@@ -76,7 +76,7 @@ def test_required_tool_choice_always_calls(server: Server) -> None:
     assert all(calls)
     assert {choice["finish_reason"] for choice in complete} == {"tool_calls"}
     assert {choice["text"] for choice in complete} == {""}
-    assert len(complete) >= 28
+    assert len(complete) >= 24  # the others fill the context, which depends on the processor
 
 
 def test_named_function_is_called(server: Server) -> None:

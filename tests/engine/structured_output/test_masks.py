@@ -71,7 +71,8 @@ def fill(filler: MaskFiller, rows: list[FakeMaskRequest]) -> np.ndarray:
     return table[:, 0]
 
 
-def test_cheap_rows_are_not_timed(filler: MaskFiller, calls: list[int]) -> None:
+def test_cheap_rows_are_not_timed(filler: MaskFiller, calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "STEP_SECONDS", 60.0)
     for count, expected in ((0, []), (1, [0]), (16, [16]), (40, [16, 16, 8])):
         calls.clear()
         assert (fill(filler, [FakeMaskRequest(FakeMatcher(0)) for _ in range(count)]) == 7).all()
@@ -82,7 +83,9 @@ def test_row_with_error_gets_empty_mask(filler: MaskFiller, calls: list[int]) ->
     assert fill(filler, [FakeMaskRequest(FakeMatcher(0)), FakeMaskRequest(FakeMatcher(-1))]).tolist() == [7, 0]
 
 
-def test_expensive_rows_fail_within_time_budget(filler: MaskFiller, calls: list[int]) -> None:
+def test_expensive_rows_fail_within_time_budget(
+    filler: MaskFiller, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     expensive = FakeMatcher(0.02)
     rows = [FakeMaskRequest(expensive) if each % 8 else FakeMaskRequest(FakeMatcher(0)) for each in range(128)]
     started = time.thread_time()
@@ -99,6 +102,7 @@ def test_expensive_rows_fail_within_time_budget(filler: MaskFiller, calls: list[
     cheap = [row for row in left if row.grammar is not expensive]
     assert len(cheap) == 16
     assert not any(row.failure for row in cheap)
+    monkeypatch.setattr(masks, "STEP_SECONDS", 60.0)  # a slow machine does not make these rows expensive
     for _ in range(masks.TIMED_STEPS):
         assert (fill(filler, cheap) == 7).all()
     calls.clear()

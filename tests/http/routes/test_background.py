@@ -281,7 +281,7 @@ async def test_shutdown_fails_unfinished_responses(database: str) -> None:
     async with responses_client(database, engine) as http:
         quick = await http.respond(background=True)
         slow = await http.respond(background=True, ignore_eos=True, max_output_tokens=3000)
-        await http.app_state.drain(8)
+        await http.app_state.drain(30)
         assert not engine.running
     async with responses_client(database) as http:
         assert (await stored(http, quick["id"]))["status"] == "completed"

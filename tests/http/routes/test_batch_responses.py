@@ -59,10 +59,14 @@ async def test_crash_before_a_result_is_stored_leaves_nothing_of_its_response(
     async with batch_client(tmp_path, engine) as http:
         conversations = [(await http.post(CONVERSATIONS, json={})).json()["id"] for _ in range(3)]
         lines = [response_line(str(index), conversation=each, store=store) for index, each in enumerate(conversations)]
-        done = await http.finished((await http.create_batch(lines, RESPONSES))["id"])
+        engine.pause()
+        created = await http.create_batch(lines, RESPONSES)
+        assert await eventually(lambda: len(engine.requests) == 3)
+        engine.resume()
+        done = await http.finished(created["id"])
         assert done["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
-        assert crashes
-        assert len(engine.requests) == 3 + crashes[0]
+        assert crashes == [3]
+        assert len(engine.requests) == 6
         output = [each["response"]["body"] for each in await http.lines(done["output_file_id"])]
         assert sorted(await stored_ids(http)) == (sorted(each["id"] for each in output) if store else [])
         for conversation, body in zip(conversations, output, strict=True):
