@@ -45,8 +45,8 @@ class GpuExperts:
     swiglu: ClampedSwiglu | None = None
     sigmoid: SigmoidScores | None = None  # how experts are scored; None: by a softmax
     shared: int = 0  # the last experts, which the router does not know and every token uses
-    weighted: GpuMlp | None = None  # an expert that every token uses, weighted by the sigmoid of a logit
-    weighted_gate: torch.Tensor | None = None  # [1, hidden]: of that logit
+    shared_mlp: GpuMlp | None = None  # an expert that every token uses, and that is not like the others
+    shared_gate: torch.Tensor | None = None  # [1, hidden]: the sigmoid of this logit weights it; None: 1 does
 
 
 @dataclass
@@ -57,7 +57,7 @@ class GpuMlp:
 
 @dataclass
 class GpuLayer:
-    """A layer with attention, or with a gated delta net whose input projection is `qkv`."""
+    """A layer with attention, or with a gated delta net whose input projection is `qkv`, or `qkv` and `gates`."""
 
     input_norm: torch.Tensor
     qkv: GpuLinear
@@ -68,6 +68,7 @@ class GpuLayer:
     window: int
     sinks: torch.Tensor | None = None  # [heads], fp32
     delta_net: DeltaNet | None = None
+    gates: GpuLinear | None = None  # of a delta net: the rows b and a of the input projection, if not in `qkv`
 
 
 @dataclass
@@ -177,15 +178,21 @@ class GpuDecoder:
         ops, eps = self.ops, self.config.eps
         for layer, caches in zip(self.layers, self._caches(cache), strict=True):
             qkv = ops.linear(x, layer.qkv.weight, layer.qkv.bias, norm_weight=layer.input_norm, eps=eps)
-            mixed = self._mix(layer, qkv, rows, *caches)
+            gates = None
+            if layer.gates is not None:
+                gates = ops.linear(x, layer.gates.weight, layer.gates.bias, norm_weight=layer.input_norm, eps=eps)
+            mixed = self._mix(layer, qkv, gates, rows, *caches)
             ops.linear(mixed, layer.out.weight, layer.out.bias, residual=x, out=x)
             mlp = layer.mlp
             if isinstance(mlp, GpuExperts):
                 normed = ops.rms_norm(x, layer.post_norm, eps)
                 x = self._experts(normed, mlp, residual=x)
-                if (weighted := mlp.weighted) is not None and mlp.weighted_gate is not None:
-                    hidden = ops.linear(normed, weighted.gate_up.weight, weighted.gate_up.bias, gated=True)
-                    ops.add_weighted(x, ops.linear(hidden, weighted.down.weight, None), normed, mlp.weighted_gate)
+                if (shared := mlp.shared_mlp) is not None:
+                    hidden = ops.linear(normed, shared.gate_up.weight, shared.gate_up.bias, gated=True)
+                    if mlp.shared_gate is None:
+                        ops.linear(hidden, shared.down.weight, None, residual=x, out=x)
+                    else:
+                        ops.add_weighted(x, ops.linear(hidden, shared.down.weight, None), normed, mlp.shared_gate)
                 continue
             hidden = ops.linear(
                 x, mlp.gate_up.weight, mlp.gate_up.bias, norm_weight=layer.post_norm, eps=eps, gated=True
@@ -198,13 +205,16 @@ class GpuDecoder:
         norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
         normed = ops.rms_norm(x, self.layers[0].input_norm, eps)
         for layer, caches, next_norm in zip(self.layers, self._caches(cache), norms, strict=True):
-            mixed = self._mix(layer, self._matmul(normed, layer.qkv), rows, *caches)
+            gates = None if layer.gates is None else self._matmul(normed, layer.gates)
+            mixed = self._mix(layer, self._matmul(normed, layer.qkv), gates, rows, *caches)
             normed = ops.add_rms_norm(self._matmul(mixed, layer.out), x, layer.post_norm, eps)
             mlp = layer.mlp
             if isinstance(mlp, GpuExperts):
                 output = self._experts(normed, mlp)
-                if mlp.weighted is not None and mlp.weighted_gate is not None:
-                    ops.add_weighted(output, self._mlp(normed, mlp.weighted), normed, mlp.weighted_gate)
+                if mlp.shared_mlp is not None and mlp.shared_gate is not None:
+                    ops.add_weighted(output, self._mlp(normed, mlp.shared_mlp), normed, mlp.shared_gate)
+                elif mlp.shared_mlp is not None:
+                    output += self._mlp(normed, mlp.shared_mlp)
             else:
                 output = self._mlp(normed, mlp)
             normed = ops.add_rms_norm(output, x, next_norm, eps)
@@ -221,9 +231,18 @@ class GpuDecoder:
         return [next(attention) if layer.delta_net is None else next(states) for layer in self.layers]
 
     def _mix(
-        self, layer: GpuLayer, projected: torch.Tensor, rows: ModelInput, first: torch.Tensor, second: torch.Tensor
+        self,
+        layer: GpuLayer,
+        projected: torch.Tensor,
+        gates: torch.Tensor | None,
+        rows: ModelInput,
+        first: torch.Tensor,
+        second: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the output of attention or of a delta net before its last projection. Caches as in `_caches`."""
+        """Return the output of attention or of a delta net before its last projection. Caches as in `_caches`.
+
+        `gates`: the outputs of `layer.gates`.
+        """
         if layer.delta_net is None:
             attended = self._attend(layer, projected, rows, first, second)
             if self.config.output_gate:
@@ -237,7 +256,7 @@ class GpuDecoder:
             None if prefill is None else prefill.row_starts,
             None if prefill is None else prefill.first_positions,
         )
-        return self.ops.delta_net(projected, layer.delta_net, sequences, first, second)
+        return self.ops.delta_net(projected, layer.delta_net, sequences, first, second, gates)
 
     def _experts(self, x: torch.Tensor, experts: GpuExperts, residual: torch.Tensor | None = None) -> torch.Tensor:
         return self.ops.moe_mlp(

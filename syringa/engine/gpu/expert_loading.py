@@ -31,6 +31,7 @@ def load_experts(
     """Load the router and the experts of a layer, one tensor at a time on the host.
 
     With `quantized`, experts stay as they are stored where the kernels can read them. With `fp8`, others are quantized.
+    Shared experts are the last of the result, unless they are stored otherwise than the rest: then it has none.
     """
     prefix, names = f"model.layers.{layer}.", config.expert_names
 
@@ -40,6 +41,7 @@ def load_experts(
     if not config.packed_experts:
         stored = _load_stored(config, prefix, device, quantized) if quantized else None
         gate_up, down = stored or _load_separate(config, weights, prefix, device, dtype)
+        shared = len(gate_up) - config.experts
         if fp8:
             gate_up, down = _in_fp8(gate_up), _in_fp8(down)
         router = GpuLinear(on_device(f"{names.router}.weight"))
@@ -55,7 +57,7 @@ def load_experts(
             config.experts_per_token,
             config.normalize_experts,
             sigmoid=sigmoid,
-            shared=config.shared_experts,
+            shared=shared,
         )
     gate_up, down = (
         _load_packed(config, weights, f"{prefix}{names.experts}.{name}", device, dtype, keep=quantized is not None)
@@ -86,28 +88,41 @@ def _in_fp8(experts: torch.Tensor | PackedWeight) -> PackedWeight:
 def _load_stored(
     config: DecoderConfig, prefix: str, device: torch.device, quantized: ReadQuantized
 ) -> tuple[PackedWeight, PackedWeight] | None:
-    """Return the experts as they are stored, the shared one last.
+    """Return the experts as they are stored, with one shared expert last if it is quantized like them.
 
-    None if they are not quantized alike, or if several shared experts are stored as one.
-    Raise `ModelError` for reordered inputs that the config does not tell of: memory was not planned for their
-    conversion.
+    None if they are not quantized alike. Raise `ModelError` for reordered inputs that the config does not tell of:
+    memory was not planned for their conversion.
     """
-    if config.shared_experts > 1:
-        return None
     names, gate_ups, downs = config.expert_names, [], []
-    modules = [f"{names.experts}.{e}" for e in range(config.experts)] + [names.shared] * config.shared_experts
-    for module in modules:
-        gate, up, out = (quantized(f"{prefix}{module}.{each}.weight", device) for each in names.projections)
-        gate_up = concat_quantized([gate, up])
-        if gate_up is None or out is None:
+    for module in [f"{names.experts}.{e}" for e in range(config.experts)]:
+        found = _read_stored(config, prefix + module, device, quantized)
+        if found is None:
             return None
-        if gate_up.order is not None or out.order is not None:
-            raise ModelError(
-                f"{prefix}{module} has its inputs in act-order, and config.json does not say so: use --dtype bf16"
-            )
-        gate_ups.append(pack_weight(gate_up))
-        downs.append(pack_weight(out))
+        gate_ups.append(found[0])
+        downs.append(found[1])
+    if config.shared_experts == 1:
+        found = _read_stored(config, prefix + names.shared, device, quantized)
+        if found is not None and _is_like(found[0], gate_ups[0]) and _is_like(found[1], downs[0]):
+            gate_ups.append(found[0])
+            downs.append(found[1])
     return stack_packed(gate_ups), stack_packed(downs)
+
+
+def _read_stored(
+    config: DecoderConfig, module: str, device: torch.device, quantized: ReadQuantized
+) -> tuple[PackedWeight, PackedWeight] | None:
+    """Return the matrices of one expert as they are stored: gates and ups, and downs; None if they are not alike."""
+    gate, up, out = (quantized(f"{module}.{each}.weight", device) for each in config.expert_names.projections)
+    gate_up = concat_quantized([gate, up])
+    if gate_up is None or out is None:
+        return None
+    if gate_up.order is not None or out.order is not None:
+        raise ModelError(f"{module} has its inputs in act-order, and config.json does not say so: use --dtype bf16")
+    return pack_weight(gate_up), pack_weight(out)
+
+
+def _is_like(weight: PackedWeight, other: PackedWeight) -> bool:
+    return (weight.format, weight.shape, weight.group) == (other.format, other.shape, other.group)
 
 
 def _load_separate(

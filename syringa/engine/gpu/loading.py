@@ -11,7 +11,7 @@ from syringa.engine.gpu.decoder import GpuDecoder, GpuExperts, GpuLayer, GpuLine
 from syringa.engine.gpu.delta_net_rows import DeltaNet
 from syringa.engine.gpu.expert_loading import load_experts
 from syringa.engine.gpu.ops.base import GpuOps, QKNormRope, choose_ops
-from syringa.engine.gpu.packed_weight import concat_quantized, pack_fp8, pack_weight
+from syringa.engine.gpu.packed_weight import PackedWeight, concat_quantized, pack_fp8, pack_weight
 from syringa.engine.loading.device_copy import copy_weight
 from syringa.engine.loading.quantized import ReadQuantized
 from syringa.engine.models.config import DecoderConfig
@@ -52,14 +52,24 @@ def load_gpu_decoder(
         weight = torch.cat([on_device(part) for part in parts])
         return GpuLinear(pack_fp8(weight) if fp8 else weight, offset)
 
+    def delta_net_inputs(prefix: str) -> tuple[GpuLinear, GpuLinear | None]:
+        """Load the input projection, as one, or with b and a apart if only the others are quantized."""
+        if quantized and quantized(f"{prefix}b_proj.weight", device) is None:
+            joined = fused(prefix, ("qkv", "z"), False)
+            if isinstance(joined.weight, PackedWeight):
+                return joined, fused(prefix, ("b", "a"), False)
+        return fused(prefix, ("qkv", "z", "b", "a"), False), None
+
     def load_mlp(prefix: str) -> GpuMlp:
         return GpuMlp(fused(prefix, ("gate", "up"), config.mlp_bias), fused(prefix, ("down",), config.mlp_bias))
 
     def load_sparse(layer: int) -> GpuExperts:
         experts = load_experts(config, weights, layer, device, dtype, quantized, fp8=fp8)
+        shared = f"model.layers.{layer}.{config.expert_names.shared}"
         if config.shared_intermediate:
-            shared = f"model.layers.{layer}.{config.expert_names.shared}"
-            experts.weighted, experts.weighted_gate = load_mlp(f"{shared}."), on_device(f"{shared}_gate.weight")
+            experts.shared_mlp, experts.shared_gate = load_mlp(f"{shared}."), on_device(f"{shared}_gate.weight")
+        elif config.shared_experts != experts.shared:
+            experts.shared_mlp = load_mlp(f"{shared}.")
         return experts
 
     def load_delta_net(prefix: str) -> DeltaNet:
@@ -80,8 +90,9 @@ def load_gpu_decoder(
         if config.qk_norm and not linear:
             norms = in_fp32(attention + "q_norm.weight"), in_fp32(attention + "k_norm.weight")
         projections = ("q", "k", "v", "g") if config.output_gate else ("q", "k", "v")
+        gates = None
         if linear:
-            qkv = fused(f"{prefix}linear_attn.", ("qkv", "z", "b", "a"), False)
+            qkv, gates = delta_net_inputs(f"{prefix}linear_attn.")
             out = fused(f"{prefix}linear_attn.", ("out",), False)
         else:
             qkv = fused(attention, projections, config.qkv_bias)
@@ -97,6 +108,7 @@ def load_gpu_decoder(
                 window=config.windows[i],
                 sinks=in_fp32(attention + "sinks") if config.sinks else None,
                 delta_net=load_delta_net(f"{prefix}linear_attn.") if linear else None,
+                gates=gates,
             )
         )
         if tick:

@@ -77,7 +77,7 @@ def stored_dtype(config: dict[str, Any]) -> str:
     language = language_config(config)
     kind = language.get("model_type")
     sparse = kind in MOE_TYPES or (kind in HYBRID_TYPES and has_experts(language))
-    if sparse and (quantization.act_order or language.get("n_shared_experts", 1) not in (None, 0, 1)):
+    if sparse and quantization.act_order:
         return "bf16"
     return "fp8" if quantization.bits == 8 else "int4"
 

@@ -48,14 +48,19 @@ def make_states(shape: DeltaNetShape, slots: int) -> tuple[torch.Tensor, torch.T
 def compare(shape: DeltaNetShape, rows: DeltaNetRows, count: int, dtype: torch.dtype = torch.float32) -> None:
     """Check the output and all states, also those that must not change."""
     net, projected = make_net(shape), torch.randn(count, shape.projected, generator=torch.Generator().manual_seed(3))
-    expected_states, states = make_states(shape, 8), make_states(shape, 8)
-    expected = ReferenceOps().delta_net(projected.to(dtype), net, rows, *expected_states)
-    got = TritonOps().delta_net(projected.to(dtype), net, rows, *states)
+    projected = projected.to(dtype)
+    expected_states, states, others = (make_states(shape, 8) for _ in range(3))
+    expected = ReferenceOps().delta_net(projected, net, rows, *expected_states)
+    got = TritonOps().delta_net(projected, net, rows, *states)
     for found, wanted in zip((got, *states), (expected, *expected_states), strict=True):
         if dtype == torch.float32:
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
         else:  # the kernels round the convolved inputs
             assert float((found.float() - wanted.float()).norm() / wanted.float().norm()) < 0.01
+    width = shape.channels + shape.value_width  # with b and a apart, in rows of another stride
+    apart = TritonOps().delta_net(projected[:, :width].contiguous(), net, rows, *others, projected[:, width:].clone())
+    for found, wanted in zip((apart, *others), (got, *states), strict=True):
+        assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("name", SHAPES)

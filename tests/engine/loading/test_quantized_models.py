@@ -22,7 +22,7 @@ from syringa.engine.models.quantization import stored_dtype
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import describe, locate
 from tests.engine.gpu.test_decoder import EXPERTS, GLM4_MOE, LOCAL_EXPERTS
-from tests.engine.loading.quantized_folders import FP8, LAYOUTS, compressed, edit_config, quantize_folder
+from tests.engine.loading.quantized_folders import LAYOUTS, compressed, edit_config, quantize_folder
 from tests.engine.models.hybrid_models import make_config, save_hybrid
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
@@ -34,6 +34,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", EXPERTS | SPARSE | {"mlp_only_layers": [1]}),
     "mixtral": ("mixtral", LOCAL_EXPERTS),
     "glm4_moe": ("glm4_moe", GLM4_MOE | SPARSE),
+    "glm4_moe shared": ("glm4_moe", GLM4_MOE | SPARSE | {"n_shared_experts": 2}),
 }
 HYBRIDS = {
     "qwen3_next": {"moe_intermediate_size": 64, "linear_key_head_dim": 32},
@@ -43,7 +44,7 @@ DENSE_CASES = [("llama", "gptq act-order"), ("qwen2", "awq"), ("qwen3", "fp8 blo
 DENSE_CASES += [("llama", "compressed"), ("qwen3_5", "fp8 blocks"), ("qwen3_next", "gptq")]
 SPARSE_CASES = [("qwen3_moe", layout) for layout in ("fp8 blocks", "fp8 tensor", "fp8 channel", "gptq", "compressed")]
 SPARSE_CASES += [("mixtral", "awq"), ("glm4_moe", "fp8 blocks"), ("glm4_moe", "compressed")]
-SPARSE_CASES += [("qwen3_next", "fp8 blocks")]
+SPARSE_CASES += [("glm4_moe shared", "fp8 blocks"), ("glm4_moe shared", "gptq"), ("qwen3_next", "fp8 blocks")]
 
 
 def save_quantized(folder: Path, name: str, layout: str, **options: Any) -> Any:
@@ -83,6 +84,7 @@ def test_quantized_folder_matches_dequantized_model(tmp_path: Path, name: str, l
     assert loaded.gpu is not None
     decoder: Any = loaded.gpu.decoder
     for layer in decoder.layers:
+        assert isinstance(layer.qkv.weight, PackedWeight)
         assert isinstance(layer.out.weight, PackedWeight)
         experts = layer.mlp
         kept = experts.down if isinstance(experts, GpuExperts) else experts.down.weight
@@ -144,10 +146,20 @@ def test_experts_in_act_order_are_planned_and_loaded_in_bf16(
     assert load_gpu_folder(tmp_path, dtype="bf16").info.dtype == "bf16"
 
 
-def test_several_shared_experts_are_planned_in_bf16() -> None:
-    config = {"model_type": "glm4_moe", "quantization_config": FP8}
-    assert stored_dtype(config) == stored_dtype(config | {"n_shared_experts": 1}) == "fp8"
-    assert stored_dtype(config | {"n_shared_experts": 2}) == "bf16"
+@pytest.mark.parametrize(("name", "layout"), [("glm4_moe", "compressed"), ("glm4_moe shared", "fp8 blocks")])
+def test_experts_stay_quantized_beside_a_shared_one_that_is_not(tmp_path: Path, name: str, layout: str) -> None:
+    model = save_quantized(tmp_path, name, layout, pattern=r"(?<!shared_experts)\.(gate|up|down|q|k|v|o)_proj\.weight$")
+    loaded = load_in_fp32(tmp_path)
+    assert loaded.gpu is not None
+    decoder: Any = loaded.gpu.decoder
+    for layer in decoder.layers[1:]:
+        assert isinstance(layer.mlp.gate_up, PackedWeight)
+        assert isinstance(layer.mlp.down, PackedWeight)
+        assert isinstance(layer.mlp.shared_mlp.down.weight, torch.Tensor)
+    assert_matches(loaded, model, 1e-3)
+    # Steps of few rows without prompts are computed by other operations.
+    alone = run(loaded, PROMPTS[:1], chunk=1)[0]
+    assert difference(alone, reference(model, PROMPTS[0])) < 1e-3
 
 
 @pytest.mark.parametrize(("order", "reordered"), [(None, False), ("weight", False), ("group", True), (True, True)])

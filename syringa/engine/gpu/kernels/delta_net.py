@@ -1,11 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 """Gated delta nets between their projections. `models.delta_rule` has the formulas, and is the reference.
 
-Rows are `[q | k | v | z | b | a]`. A decode step is two kernels: the convolution, which also updates its state, and the
-delta rule with norm and output gate, which reads and writes each head's state once. Both find their sequences by slots
-on the device, so one CUDA graph serves all. Prompts are computed in chunks of `CHUNK` tokens: first the inverses of the
-triangular systems of all chunks and heads in parallel, then a scan over the chunks of a sequence for each head and each
-block of its values. Products of fp32 numbers use TF32 unless the activations are fp32.
+Rows are `[q | k | v | z]` and, as part of them or apart, `[b | a]`. A decode step is two kernels: the convolution,
+which also updates its state, and the delta rule with norm and output gate, which reads and writes each head's state
+once. Both find their sequences by slots on the device, so one CUDA graph serves all. Prompts are computed in chunks of
+`CHUNK` tokens: first the inverses of the triangular systems of all chunks and heads in parallel, then a scan over the
+chunks of a sequence for each head and each block of its values. Products of fp32 numbers use TF32 unless the
+activations are fp32.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ MANY_HEADS, DECODE_BLOCK, DECODE_WARPS = 256, 64, 4
 
 
 @triton.jit
-def _gates(row_ptr, dt_bias_ptr, rate_ptr, head, mask, B_AT: tl.constexpr, HEADS: tl.constexpr):
+def _gates(gate_ptr, dt_bias_ptr, rate_ptr, head, mask, HEADS: tl.constexpr):
     """Return the logarithm of the decay and beta."""
-    b = tl.load(row_ptr + B_AT + head, mask, 0.0).to(tl.float32)
-    a = tl.load(row_ptr + B_AT + HEADS + head, mask, 0.0).to(tl.float32) + tl.load(dt_bias_ptr + head)
+    b = tl.load(gate_ptr + head, mask, 0.0).to(tl.float32)
+    a = tl.load(gate_ptr + HEADS + head, mask, 0.0).to(tl.float32) + tl.load(dt_bias_ptr + head)
     softplus = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
     return tl.load(rate_ptr + head) * softplus, tl.sigmoid(b)
 
@@ -64,8 +65,8 @@ def _conv_decode_kernel(
 
 @triton.jit
 def _delta_decode_kernel(
-    mixed_ptr, row_ptr, state_ptr, rate_ptr, dt_bias_ptr, norm_ptr, slots_ptr, lengths_ptr, out_ptr,
-    mixed_stride, row_stride, out_stride, slot_stride, eps,
+    mixed_ptr, row_ptr, gate_ptr, state_ptr, rate_ptr, dt_bias_ptr, norm_ptr, slots_ptr, lengths_ptr, out_ptr,
+    mixed_stride, row_stride, gate_stride, out_stride, slot_stride, eps,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, L2: tl.constexpr,
     PADDED_KEYS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -93,15 +94,16 @@ def _delta_decode_kernel(
         v = tl.load(mixed + 2 * KEY_HEADS * KEYS + head * VALUES + value, value < VALUES, 0.0).to(tl.float32)
         q = q * tl.rsqrt((tl.sum(q * q) + L2) * KEYS)
         k = k * tl.rsqrt(tl.sum(k * k) + L2)
-        rows = row_ptr + row * row_stride
-        decay, beta = _gates(rows, dt_bias_ptr, rate_ptr, head, length > 0, channels + HEADS * VALUES, HEADS)
+        decay, beta = _gates(gate_ptr + row * gate_stride, dt_bias_ptr, rate_ptr, head, length > 0, HEADS)
         state = state * tl.exp(decay)
         update = (v - tl.sum(state * k[:, None], 0)) * beta
         state += k[:, None] * update[None, :]
         tl.store(states, state, inside)
         y = tl.sum(state * q[:, None], 0)
         if BLOCK >= VALUES:
-            z = tl.load(rows + channels + head * VALUES + value, value < VALUES, 0.0).to(tl.float32)
+            z = tl.load(row_ptr + row * row_stride + channels + head * VALUES + value, value < VALUES, 0.0).to(
+                tl.float32
+            )
             y = y * tl.rsqrt(tl.sum(y * y) / VALUES + eps) * weight * z * tl.sigmoid(z)
         tl.store(out, y.to(out_ptr.dtype.element_ty), value < VALUES)
 
@@ -178,9 +180,9 @@ def _load_heads(mixed_ptr, row, mask, mixed_stride, head_at, KEYS: tl.constexpr,
 
 @triton.jit
 def _inverse_kernel(
-    mixed_ptr, row_ptr, rate_ptr, dt_bias_ptr, starts_ptr, first_ptr, chunk_starts_ptr, sequences_ptr, inverse_ptr,
-    decays_ptr, betas_ptr, mixed_stride, row_stride,
-    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, L2: tl.constexpr,
+    mixed_ptr, gate_ptr, rate_ptr, dt_bias_ptr, starts_ptr, first_ptr, chunk_starts_ptr, sequences_ptr, inverse_ptr,
+    decays_ptr, betas_ptr, mixed_stride, gate_stride,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, L2: tl.constexpr,
     PADDED_KEYS: tl.constexpr, SIZE: tl.constexpr, SUB: tl.constexpr, PRECISION: tl.constexpr,
     EXACT: tl.constexpr,
 ):  # fmt: skip
@@ -195,9 +197,8 @@ def _inverse_kernel(
     i = tl.arange(0, SIZE)
     mask = i < count
     row = low + i
-    channels: tl.constexpr = 2 * KEY_HEADS * KEYS + HEADS * VALUES
-    rows = row_ptr + row.to(tl.int64) * row_stride
-    decay, beta = _gates(rows, dt_bias_ptr, rate_ptr, head, mask, channels + HEADS * VALUES, HEADS)
+    gates = gate_ptr + row.to(tl.int64) * gate_stride
+    decay, beta = _gates(gates, dt_bias_ptr, rate_ptr, head, mask, HEADS)
     total = tl.cumsum(tl.where(mask, decay, 0.0), 0)
     beta = tl.where(mask, beta, 0.0)
     tl.store(decays_ptr + row.to(tl.int64) * HEADS + head, total, mask)
@@ -295,6 +296,7 @@ def _gated_norm_kernel(
 
 def delta_net_decode(
     projected: torch.Tensor,
+    gates: torch.Tensor,
     weights: DeltaNetParameters,
     shape: DeltaNetShape,
     eps: float,
@@ -308,6 +310,7 @@ def delta_net_decode(
 ) -> torch.Tensor:
     """Compute one token per row, and update the states in `slots`. A row of length 0 is padding and yields zeros.
 
+    `projected`: rows that begin with `[q | k | v | z]`; `gates`: rows `[b | a]`.
     `lengths`: tokens of each sequence, the new one included; a sequence of one token has no state yet.
     """
     rows, channels = len(lengths), shape.channels
@@ -320,8 +323,8 @@ def delta_net_decode(
     padded = triton.next_power_of_2(shape.value_size)
     block = min(padded, DECODE_BLOCK) if rows * shape.value_heads >= MANY_HEADS else padded
     _delta_decode_kernel[(rows, shape.value_heads, triton.cdiv(shape.value_size, block))](
-        mixed, projected, recurrent_states, weights.rate, weights.dt_bias, weights.norm, slots, lengths, out,
-        mixed.stride(0), projected.stride(0), out.stride(0), recurrent_states.stride(0), eps,
+        mixed, projected, gates, recurrent_states, weights.rate, weights.dt_bias, weights.norm, slots, lengths, out,
+        mixed.stride(0), projected.stride(0), gates.stride(0), out.stride(0), recurrent_states.stride(0), eps,
         KEY_HEADS=shape.key_heads, HEADS=shape.value_heads, KEYS=shape.key_size, VALUES=shape.value_size, L2=L2_EPS,
         PADDED_KEYS=triton.next_power_of_2(shape.key_size), BLOCK=block,
         num_warps=DECODE_WARPS if block < padded else 8, **pdl_options(pdl),
@@ -333,6 +336,7 @@ def delta_net_decode(
 
 def delta_net_prefill(
     projected: torch.Tensor,
+    gates: torch.Tensor,
     weights: DeltaNetParameters,
     shape: DeltaNetShape,
     eps: float,
@@ -346,6 +350,7 @@ def delta_net_prefill(
 ) -> torch.Tensor:
     """Compute the rows of several sequences, and update their states and the snapshots.
 
+    `projected`: rows that begin with `[q | k | v | z]`; `gates`: rows `[b | a]`.
     `starts`: first row of each sequence and the end of the last; `first`: position of each sequence's first row.
     """
     rows, channels, heads = len(projected), shape.channels, shape.value_heads
@@ -367,9 +372,9 @@ def delta_net_prefill(
     precision = "ieee" if projected.dtype == torch.float32 else "tf32"
     padded_keys = max(16, triton.next_power_of_2(shape.key_size))
     _inverse_kernel[(chunks, heads)](
-        mixed, projected, weights.rate, weights.dt_bias, starts, first, prefill.chunk_starts,
-        prefill.chunk_sequences, inverse, decays, betas, mixed.stride(0), projected.stride(0),
-        KEY_HEADS=shape.key_heads, HEADS=heads, KEYS=shape.key_size, VALUES=shape.value_size, L2=L2_EPS,
+        mixed, gates, weights.rate, weights.dt_bias, starts, first, prefill.chunk_starts,
+        prefill.chunk_sequences, inverse, decays, betas, mixed.stride(0), gates.stride(0),
+        KEY_HEADS=shape.key_heads, HEADS=heads, KEYS=shape.key_size, L2=L2_EPS,
         PADDED_KEYS=padded_keys, SIZE=CHUNK, SUB=SUB_CHUNK, PRECISION=precision,
         EXACT="ieee" if precision == "ieee" else "tf32x3", num_warps=4,
     )  # fmt: skip

@@ -170,8 +170,12 @@ class GpuOps(Protocol):
         rows: DeltaNetRows,
         conv_states: torch.Tensor,
         recurrent_states: torch.Tensor,
+        gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the output of a delta net for rows `[q | k | v | z | b | a]`, and update its states."""
+        """Return the output of a delta net for rows `[q | k | v | z | b | a]`, and update its states.
+
+        `gates`: rows `[b | a]`, if `projected` ends with z.
+        """
         ...
 
     def sigmoid_mul(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
@@ -338,7 +342,10 @@ class ReferenceOps:
         rows: DeltaNetRows,
         conv_states: torch.Tensor,
         recurrent_states: torch.Tensor,
+        gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if gates is not None:
+            projected = torch.cat([projected, gates], 1)
         return reference_delta_net(projected, net, rows, conv_states, recurrent_states)
 
     def sigmoid_mul(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:

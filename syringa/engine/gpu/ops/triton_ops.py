@@ -214,20 +214,37 @@ class TritonOps:
         rows: DeltaNetRows,
         conv_states: torch.Tensor,
         recurrent_states: torch.Tensor,
+        gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        gates = projected[:, -2 * net.shape.value_heads :] if gates is None else gates
         out = projected.new_empty(len(projected), net.shape.value_width)
         states, decodes = rows.states, len(rows.lengths)
         caches = conv_states, recurrent_states
         if decodes:
             delta_net_decode(
-                projected[:decodes], *net, states.slots[:decodes], rows.lengths, *caches, out[:decodes], pdl=self.pdl
+                projected[:decodes],
+                gates[:decodes],
+                *net,
+                states.slots[:decodes],
+                rows.lengths,
+                *caches,
+                out[:decodes],
+                pdl=self.pdl,
             )
         if states.prefill is not None:
             assert rows.starts is not None
             assert rows.first is not None
             slots = states.slots[decodes:]
             delta_net_prefill(
-                projected[decodes:], *net, slots, rows.starts, rows.first, states.prefill, *caches, out[decodes:]
+                projected[decodes:],
+                gates[decodes:],
+                *net,
+                slots,
+                rows.starts,
+                rows.first,
+                states.prefill,
+                *caches,
+                out[decodes:],
             )
         return out
 
