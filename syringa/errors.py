@@ -29,6 +29,8 @@ Errors are raised, never returned. The HTTP layer renders them from the attribut
 
 from __future__ import annotations
 
+OUT_OF_MEMORY_CODE = "out_of_memory"  # of an `EngineOverloaded`: too little memory for the request, even alone
+
 
 class SyringaError(Exception):
     """The root of the tree. `message` is shown to the client or operator."""
@@ -130,8 +132,6 @@ class EngineOverloaded(EngineError):
     retry_after = 1.0
 
 
-class StoreError(SyringaError):
-    code = "store_error"
 class EngineOverdue(EngineOverloaded):
     """A request waited for `queue_timeout` and was not begun."""
 
@@ -140,6 +140,8 @@ class EngineOverdue(EngineOverloaded):
         self.waited = waited
 
 
+class StoreError(SyringaError):
+    code = "store_error"
 
 
 class StoreUnavailable(StoreError):

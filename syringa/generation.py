@@ -18,7 +18,7 @@ import msgspec
 
 from syringa.beam_search import Beam, BeamSearch
 from syringa.engine.interface import Engine
-from syringa.errors import EngineError, EngineOverloaded, EngineUnavailable, InvalidRequest
+from syringa.errors import OUT_OF_MEMORY_CODE, EngineError, EngineOverloaded, EngineUnavailable, InvalidRequest
 from syringa.events import ChoiceEvent, Event, Finished, GenerationRequest, GenerationStats, PromptScored, Usage
 from syringa.ids import random_id
 from syringa.output.batching_pipeline import BatchingPipeline
@@ -318,6 +318,8 @@ def _raise_failure(delta: EngineDelta, grammar_param: str) -> None:
                 raise InvalidRequest(message, param="allowed_token_ids")
             case "overload":
                 raise EngineOverloaded(message)
+            case "out_of_memory":
+                raise EngineOverloaded(message, code=OUT_OF_MEMORY_CODE)
             case "unavailable":
                 raise EngineUnavailable(message)
         raise EngineError(message)

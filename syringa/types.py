@@ -6,14 +6,18 @@ An endpoint builds a `GenerationRequest`, each prompt of it becomes an `EngineRe
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Literal
 
 import msgspec
 
+in_background: ContextVar[bool] = ContextVar("in_background", default=False)
+"""Whether what prepares the current request runs only when nothing else does: it is a line of a batch."""
+
 GrammarKind = Literal["regex", "json_schema", "lark", "llguidance"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 ModelKind = Literal["generate", "embed", "score"]
-ErrorKind = Literal["engine", "grammar", "overload", "no_token", "unavailable"]
+ErrorKind = Literal["engine", "grammar", "overload", "out_of_memory", "no_token", "unavailable"]
 Isolation = Literal["none", "start", "full"]
 """How long a request is computed alone: not, until its first token, or to its end."""
 
@@ -93,11 +97,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""  # the scheduler is fair between tenants
     priority: int = 0  # among the waiting requests of the tenant; lower comes first
     background: bool = False  # computed only with what other requests leave, and preempted first
+    waited: float = 0.0  # seconds for which it has waited at other workers without having begun
     # Cached prefixes, images and grammars are found only by requests with the same key, see `generation.cache_key`.
     cache_key: bytes = b""
     use_cache: bool = True  # whether the prefix cache may be used for it
     fingerprint: bytes = b""  # identifies the tenant and content of the request, whenever it comes
-    waited: float = 0.0  # seconds for which it has waited at other workers without having begun
     isolation: Isolation = "none"
     # One for each choice of a request that another worker began: deltas have only the tokens that follow, and neither
     # `cached_tokens`, `prompt_tokens` nor `queued_ms`. Empty: a new request.
@@ -126,11 +130,11 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""  # the scheduler is fair between tenants
     priority: int = 0  # among the waiting requests of the tenant; lower comes first
     background: bool = False  # runs only when nothing else waits
+    waited: float = 0.0  # seconds for which it has waited at other workers
     fingerprint: bytes = b""  # identifies the tenant and content of the request, whenever it comes
     isolated: bool = False  # computed in steps of its own: it was in the last step of a worker that crashed
 
 
-    waited: float = 0.0  # seconds for which it has waited at other workers
 class EmbeddingResult(msgspec.Struct, frozen=True, array_like=True):
     """The vectors of a request's inputs: pooled and normalized embeddings, or the logits of a cross-encoder."""
 

@@ -15,7 +15,14 @@ from syringa.engine.scheduling.limits import QueueFull, SchedulerLimits
 from syringa.engine.scheduling.oom import PAUSE_SECONDS, OOMGuard
 from syringa.engine.worker.engine import RecordRunning
 from syringa.engine.worker.stats import EngineCounters
-from syringa.errors import ContextLengthExceeded, EngineOverdue, EngineOverloaded, InvalidRequest, SyringaError
+from syringa.errors import (
+    OUT_OF_MEMORY_CODE,
+    ContextLengthExceeded,
+    EngineOverdue,
+    EngineOverloaded,
+    InvalidRequest,
+    SyringaError,
+)
 from syringa.types import EmbeddingRequest, EmbeddingResult, EngineDelta, EngineRequest, EngineStats, ModelInfo
 
 logger = logging.getLogger("syringa.worker")
@@ -159,7 +166,7 @@ class EmbeddingEngine:
             self.scheduler.roll_back(scheduled)
             return
         logger.error("engine: request failed, out of memory: tokens=%d", tokens)
-        self._refuse(scheduled[0].job, EngineOverloaded(OUT_OF_MEMORY))
+        self._refuse(scheduled[0].job, EngineOverloaded(OUT_OF_MEMORY, code=OUT_OF_MEMORY_CODE))
 
     def _record_first_steps(self, scheduled: list[ScheduledInput]) -> None:
         now = self._clock()

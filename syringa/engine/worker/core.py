@@ -242,7 +242,7 @@ class EngineCore(GeneratingEngine):
         """Fail all choices of the request that a sequence belongs to."""
         for each in list(self._sequences.get((sequence.client_id, sequence.request.id), ())):
             choices = range(each.choice, each.choice + 1 + each.siblings)
-            self._fail(each.client_id, each.request.id, choices, OUT_OF_MEMORY)
+            self._fail(each.client_id, each.request.id, choices, OUT_OF_MEMORY, "out_of_memory")
             self._drop(each)
 
     def _fail(

@@ -23,6 +23,7 @@ from syringa.fair_thread_pool import FairThreadPool
 from syringa.prompt.chat.template import Message
 from syringa.prompt.chat.template_capabilities import TemplateCapabilities
 from syringa.prompt.chat.template_process import Reply, TemplateOptions
+from syringa.types import in_background
 
 Result = TypeVar("Result")
 
@@ -70,7 +71,8 @@ class IsolatedTemplate:
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run a function that renders, in a thread that tenants share fairly."""
-        return await asyncio.wrap_future(_THREADS.submit(self._tenant, partial(self._run, work)))
+        future = _THREADS.submit(self._tenant, partial(self._run, work), background=in_background.get())
+        return await asyncio.wrap_future(future)
 
     def render(
         self,

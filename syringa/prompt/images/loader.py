@@ -16,7 +16,7 @@ from syringa.fair_thread_pool import FairThreadPool
 from syringa.prompt.images.fetch import FetchLimits, fetch, too_large
 from syringa.prompt.images.image_file import MAX_SIDE, check_image
 from syringa.prompt.images.memory import ImageMemory, RequestBudget
-from syringa.types import Image
+from syringa.types import Image, in_background
 
 _MAX_FULL_IMAGES = 4  # the pixel budget of a request, in images of the maximum size
 _MAX_FULL_FILES = 8  # its byte budget, in files of the maximum size
@@ -50,6 +50,8 @@ class ImagePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _MEMORY = ImageMemory()
+# Requests in the background take nothing from others. All of them together hold as much as one tenant.
+_BACKGROUND_MEMORY, _BACKGROUND = ImageMemory(), ""
 
 
 async def fetch_images(
@@ -85,9 +87,10 @@ class _Loading:
     """Loads the images of one request."""
 
     def __init__(self, policy: ImagePolicy, tenant: str, memory: ImageMemory) -> None:
+        self._background = in_background.get()
         self.budget = RequestBudget(
-            memory,
-            tenant,
+            _BACKGROUND_MEMORY if self._background else memory,
+            _BACKGROUND if self._background else tenant,
             max_pixels=policy.max_pixels * _MAX_FULL_IMAGES,
             max_bytes=policy.max_bytes * _MAX_FULL_FILES,
             max_memory=policy.max_memory,
@@ -108,7 +111,7 @@ class _Loading:
             raise InvalidRequest(f"{source.param}: {error.message}", param=source.param, code=error.code) from None
 
     async def _in_thread(self, work: Callable[[], Image]) -> Image:
-        return await asyncio.wrap_future(_DECODER_THREADS.submit(self._tenant, work))
+        return await asyncio.wrap_future(_DECODER_THREADS.submit(self._tenant, work, background=self._background))
 
 
 def _decode_data_uri(uri: str, policy: ImagePolicy, budget: RequestBudget) -> Image:

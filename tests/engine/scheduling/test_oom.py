@@ -442,7 +442,7 @@ def test_request_that_never_fits_fails_alone(folder: Path, make: Make, where: st
     same(answers, expected, but="large")
     for choice in range(choices):
         (delta,) = answers["large", choice].deltas
-        assert (delta.finish, delta.error, delta.error_kind) == ("error", OUT_OF_MEMORY, "overload")
+        assert (delta.finish, delta.error, delta.error_kind) == ("error", OUT_OF_MEMORY, "out_of_memory")
     assert core.stats().steps - steps < 600
 
 

@@ -10,10 +10,13 @@ import msgspec
 import pytest
 
 from syringa.errors import EngineOverloaded, InvalidRequest
+from syringa.fair_thread_pool import FairThreadPool
 from syringa.prompt.images import image_file, loader
 from syringa.prompt.images.image_file import check_image
 from syringa.prompt.images.loader import ImagePolicy, ImageSource, fetch_images
 from syringa.prompt.images.memory import ImageMemory, RequestBudget
+from syringa.types import in_background
+from tests.client import eventually
 from tests.prompt.images.test_loader import data_uri, png_bomb, sources
 from tests.prompt.images.web_server import WebServer, response, serving
 from tests.prompt.images.web_server import image_file as make_file
@@ -138,3 +141,36 @@ async def test_decoding_is_shared_between_organizations(monkeypatch: pytest.Monk
         await asyncio.gather(first, second)
     # Two of the eight were running, and two threads take turns with what waits.
     assert order.index(b"b") <= 4
+
+
+async def test_images_of_batches_are_decoded_last_and_take_no_memory_from_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin, begun, order = threading.Event(), threading.Event(), []
+
+    def check(data: bytes, *args: object) -> None:
+        begun.set()
+        assert begin.wait(60)
+        order.append(data[:1])
+
+    pool = FairThreadPool(1, "test")
+    monkeypatch.setattr(loader, "_DECODER_THREADS", pool)
+    monkeypatch.setattr(loader, "check_image", check)
+    memory = ImageMemory()
+    policy = msgspec.structs.replace(HERE, max_memory=18)
+
+    async def load(name: bytes, *, background: bool) -> None:
+        in_background.set(background)
+        urls = [data_uri(name + bytes([n])) for n in range(4)]
+        await fetch_images([ImageSource(url=url, param="p") for url in urls], policy, "A", memory=memory)
+
+    batch = asyncio.create_task(load(b"b", background=True))
+    assert await asyncio.to_thread(begun.wait, 60)
+    interactive = asyncio.create_task(load(b"i", background=False))
+    assert await eventually(lambda: sum(map(len, pool._queues.values())) == 7)
+    begin.set()
+    async with asyncio.timeout(60):
+        await asyncio.gather(batch, interactive)
+    assert b"".join(order) == b"biiiibbb"
+    assert memory.held == 0
+    pool.close()
