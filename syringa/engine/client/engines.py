@@ -124,7 +124,9 @@ class ModelEngines:
                 engine.update(state)
         return engine
 
-    async def check_grammar(self, model: str, grammar: Grammar, tenant: str, cache_key: bytes) -> int:
+    async def check_grammar(
+        self, model: str, grammar: Grammar, tenant: str, cache_key: bytes, *, background: bool = False
+    ) -> int:
         """Return the memory that a grammar takes in the worker of a model. Raises like `ProbeClient.check`."""
         if model not in self._models:
             raise EngineUnavailable(f"The model {model!r} is no longer configured", code="model_unavailable")
@@ -138,7 +140,7 @@ class ModelEngines:
         if probe is None:
             acquire = functools.partial(self._send, AcquireProbe(options))
             probe = self._probes[path] = ProbeClient(path, acquire)
-        return await probe.check(grammar, tenant, cache_key)
+        return await probe.check(grammar, tenant, cache_key, background=background)
 
     def status(self, model: str) -> LoadStatus:
         key, _ = self._models.get(model, ("", None))

@@ -29,14 +29,15 @@ class ProbeClient:
         self._connecting: asyncio.Task[_ProbeConnection] | None = None
         self._last_id = 0
 
-    async def check(self, grammar: Grammar, tenant: str, cache_key: bytes) -> int:
+    async def check(self, grammar: Grammar, tenant: str, cache_key: bytes, *, background: bool = False) -> int:
         """Return the memory that a grammar takes when it is compiled, in bytes.
 
-        Raises `InvalidRequest` for a grammar that cannot be compiled within the limits, `EngineOverloaded` if the
-        tenant has too many grammars in the queue, and `EngineUnavailable` if the probe does not run.
+        One in the `background` waits for as long as others are checked. Raises `InvalidRequest` for a grammar that
+        cannot be compiled within the limits, `EngineOverloaded` if the tenant has too many grammars in the queue, and
+        `EngineUnavailable` if the probe does not run.
         """
         self._last_id += 1
-        message = CheckGrammar(self._last_id, grammar, tenant, cache_key)
+        message = CheckGrammar(self._last_id, grammar, tenant, cache_key, background)
         for _ in range(ATTEMPTS):
             connection = await self._connect()
             verdict = await connection.ask(message)
@@ -92,7 +93,7 @@ class _ProbeConnection(asyncio.Protocol):
         self._waiting[message.id] = future
         self._transport.write(protocol.frame(message))
         try:
-            async with asyncio.timeout(CHECK_SECONDS):
+            async with asyncio.timeout(None if message.background else CHECK_SECONDS):
                 return await future
         except TimeoutError:
             raise _overloaded() from None

@@ -17,6 +17,7 @@ import signal
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import NoReturn, cast
 
@@ -39,8 +40,10 @@ from syringa.grammar import invalid_grammar, parser_limits, to_llguidance
 from syringa.grammar.lark import resolve_special_tokens
 from syringa.types import Grammar
 
-SLOTS = 2  # forked processes at a time, of which a tenant has one: a hostile tenant never holds the last one
-MAX_QUEUED = 64  # grammars of one tenant
+# Forked processes at a time. A tenant has one of them, and checks in the background have one: neither a hostile tenant
+# nor a batch ever holds the last one.
+SLOTS = 2
+MAX_QUEUED = 64  # grammars of one tenant; those in the background wait, however many they are
 MAX_VERDICTS = 4096
 IDLE_SECONDS = 900.0  # after which a probe exits; the next grammar starts it again
 WALL_FACTOR = 5  # a process is killed after so many times the limit on its CPU time, however little of it it got
@@ -51,23 +54,39 @@ Compile = Callable[[Grammar], object]
 
 
 class _Job:
-    def __init__(self, connection: _Connection, message: CheckGrammar) -> None:
-        self.connection, self.message = connection, message
+    """A check, and the clients that wait for its verdict."""
+
+    def __init__(self, message: CheckGrammar) -> None:
+        self.message = message
+        self.verdict_key = _verdict_key(message)
+        self.waiters: list[tuple[_Connection, int]] = []  # with the ids of their messages
         self.pid = 0
-        self.cancelled = False
 
     @property
     def tenant(self) -> str:
         return self.message.tenant
 
+    @property
+    def queue(self) -> tuple[bool, str]:
+        return self.message.background, self.message.tenant
+
+    def answer(self, verdict: Verdict) -> None:
+        for connection, id in self.waiters:
+            connection.send(msgspec.structs.replace(verdict, id=id))
+
 
 class GrammarProbe:
-    """Check grammars in forked processes, in turn for each tenant, and remember the verdicts."""
+    """Check grammars in forked processes, in turn for each tenant, and remember the verdicts.
+
+    Clients of a tenant that need the same grammar at the same time share a check. Checks in the background begin when
+    no other can.
+    """
 
     def __init__(self, compile: Compile, *, cpu_seconds: float, memory_bytes: int) -> None:
         self._compile = compile
         self._cpu_seconds, self._memory_bytes = cpu_seconds, memory_bytes
-        self._queues: dict[str, deque[_Job]] = {}  # by tenant, the next one to serve first
+        # By class (whether in the background) and tenant, the next one of a class to serve first.
+        self._queues: dict[tuple[bool, str], deque[_Job]] = {}
         self._running: dict[str, _Job] = {}  # by tenant
         self._verdicts: OrderedDict[tuple[bytes, bytes], Verdict] = OrderedDict()
         self.idle_since = time.monotonic()
@@ -75,43 +94,68 @@ class GrammarProbe:
     def add(self, connection: _Connection, message: CheckGrammar) -> None:
         """Answer with the verdict, now or later."""
         self.idle_since = time.monotonic()
-        if (known := self._verdicts.get(_verdict_key(message))) is not None:
-            self._verdicts.move_to_end(_verdict_key(message))
+        job = _Job(message)
+        waiter = (connection, message.id)
+        if (known := self._known_verdict(job)) is not None:
             connection.send(msgspec.structs.replace(known, id=message.id))
             return
-        queue = self._queues.setdefault(message.tenant, deque())
-        if len(queue) >= MAX_QUEUED:
+        queue = self._queues.get(job.queue, deque())
+        for each in (*queue, *self._running.values()):
+            if (each.queue, each.verdict_key) == (job.queue, job.verdict_key) and each.waiters:
+                each.waiters.append(waiter)
+                return
+        if len(queue) >= MAX_QUEUED and not message.background:
             connection.send(Verdict(message.id, "overloaded"))
             return
-        queue.append(_Job(connection, message))
+        job.waiters.append(waiter)
+        queue.append(job)
+        self._queues[job.queue] = queue
         self._start_next()
 
     def cancel(self, connection: _Connection, id: int | None = None) -> None:
         """Drop a check of a client that no longer waits for it, or all of them."""
 
-        def wanted(job: _Job) -> bool:
-            return job.connection is not connection or id not in (None, job.message.id)
+        def drop_waiters(job: _Job) -> bool:
+            """Return whether others wait for the check."""
+            job.waiters = [each for each in job.waiters if each[0] is not connection or id not in (None, each[1])]
+            return bool(job.waiters)
 
-        for tenant, queue in list(self._queues.items()):
-            self._queues[tenant] = deque(filter(wanted, queue))
-            if not self._queues[tenant]:
-                del self._queues[tenant]
+        for key, queue in list(self._queues.items()):
+            self._queues[key] = deque(filter(drop_waiters, queue))
+            if not self._queues[key]:
+                del self._queues[key]
         for job in self._running.values():
-            if not wanted(job):
-                job.cancelled = True
+            if job.waiters and not drop_waiters(job):
                 os.kill(job.pid, signal.SIGKILL)
 
+    def _known_verdict(self, job: _Job) -> Verdict | None:
+        known = self._verdicts.get(job.verdict_key)
+        if known is not None:
+            self._verdicts.move_to_end(job.verdict_key)
+        return known
+
     def _start_next(self) -> None:
-        for tenant in list(self._queues):
-            if len(self._running) >= SLOTS:
-                return
-            if tenant in self._running:
+        while (job := self._next_job()) is not None:
+            if (known := self._known_verdict(job)) is not None:  # since it was queued
+                job.answer(known)
+            else:
+                self._start(job)
+
+    def _next_job(self) -> _Job | None:
+        """Remove and return the next check that may begin."""
+        if len(self._running) >= SLOTS:
+            return None
+        in_background = sum(job.message.background for job in self._running.values())
+        for key in sorted(self._queues, key=itemgetter(0)):
+            background, tenant = key
+            if tenant in self._running or (background and in_background >= SLOTS - 1):
                 continue
-            queue = self._queues.pop(tenant)
+            queue = self._queues.pop(key)
             job = queue.popleft()
             if queue:
-                self._queues[tenant] = queue  # behind the other tenants
-            self._start(job)
+                self._queues[key] = queue  # behind the other tenants
+            return job
+        return None
 
     def _start(self, job: _Job) -> None:
         loop = asyncio.get_running_loop()
@@ -121,7 +165,7 @@ class GrammarProbe:
         except OSError:  # too many processes, or no memory
             os.close(reader)
             os.close(writer)
-            job.connection.send(Verdict(job.message.id, "overloaded"))
+            job.answer(Verdict(job.message.id, "overloaded"))
             return
         if job.pid == 0:
             self._run_forked(job.message, writer)
@@ -144,16 +188,19 @@ class GrammarProbe:
 
     def _finish(self, job: _Job, result: bytes, *, killed: bool) -> None:
         del self._running[job.tenant]
-        if not job.cancelled:
+        self.idle_since = time.monotonic()
+        if job.waiters:
             try:
                 verdict = msgspec.msgpack.decode(result, type=Verdict)
             except msgspec.DecodeError:  # a limit ended it
                 verdict = Verdict(job.message.id, "exceeded", self._limit_message())
-            if not killed:  # by the clock, or because the machine is short of memory: another time it may succeed
-                self._verdicts[_verdict_key(job.message)] = verdict
+            if not killed:
+                self._verdicts[job.verdict_key] = verdict
                 if len(self._verdicts) > MAX_VERDICTS:
                     self._verdicts.popitem(last=False)
-            job.connection.send(verdict)
+            elif job.message.background:  # by the clock, or because the machine is short of memory: it can wait
+                verdict = Verdict(job.message.id, "overloaded")
+            job.answer(verdict)
         self._start_next()
 
     def _limit_message(self) -> str:

@@ -27,6 +27,7 @@ class CheckGrammar(msgspec.Struct, frozen=True, tag=True, array_like=True):
     grammar: Grammar
     tenant: str = ""
     cache_key: bytes = b""
+    background: bool = False  # for a request that runs only when no other does
 
 
 class CancelCheck(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -38,7 +39,8 @@ class CancelCheck(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
     """Whether a grammar may be used. `memory` is what it takes when it is compiled, in bytes.
 
-    `exceeded`: a limit of the probe ended the compilation. `overloaded`: too many grammars of the tenant wait.
+    `exceeded`: a limit of the probe ended the compilation. `overloaded`: too many grammars of the tenant wait, or
+    this machine is too busy for a check in the background.
     """
 
     id: int

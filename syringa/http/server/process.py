@@ -25,7 +25,7 @@ from syringa.http.server.server import serve_api
 from syringa.service.app_state import AppState
 from syringa.service.model_catalog import ModelCatalog
 from syringa.store import Store
-from syringa.types import Grammar
+from syringa.types import Grammar, in_background
 
 PRIORITY = -5  # above the threads of a model on the CPU, which keep every core busy
 
@@ -46,7 +46,7 @@ async def run_api_server(options: ApiServerOptions) -> None:
     def check_grammar(model: str) -> GrammarCheck:
         async def check(grammar: Grammar, tenant: str, salt: str | None) -> int:
             key = cache_key(None if config.share_prefix_cache else tenant, salt)
-            return await engines.check_grammar(model, grammar, tenant, key)
+            return await engines.check_grammar(model, grammar, tenant, key, background=in_background.get())
 
         return check
 
