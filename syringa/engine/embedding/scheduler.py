@@ -121,14 +121,15 @@ class EmbeddingScheduler:
     def add(self, job: EmbeddingJob) -> EmbeddingJob | None:
         """Queue a request, and return one that it displaces. Raises `QueueFull`.
 
-        In a full queue, a tenant below its share displaces the newest request of the tenant with the most.
+        In a full queue, a tenant below its share displaces the newest request of the tenant with the most. A background
+        request waits however many others do: the API servers bound what they run of batches.
         """
         if job.request.isolated:  # it was accepted before
             self._isolated.append(job)
             return None
         queue = self._queues[job.request.background]
         displaced = None
-        if len(queue) + len(self._isolated) >= self.limits.max_queue:  # requests of the other class do not count
+        if not job.request.background and len(queue) + len(self._isolated) >= self.limits.max_queue:
             displaced = queue.displaced_by(job.request.tenant, self.limits.max_queue)
             if displaced is None:
                 raise QueueFull

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from syringa.engine.vision.preprocessor import ImagePreprocessor, PreprocessingTask
     from syringa.engine.vision.prompt_images import PromptImages
 
-MAX_IMAGE_BYTES = 512 << 20  # of the image files of all pending requests
+MAX_IMAGE_BYTES = 512 << 20  # of the image files of all pending requests, and of all background requests
 PREPARING = "Too many requests are being prepared: try again shortly."
 
 
@@ -77,7 +77,10 @@ class PendingRequest:
 
 
 class PendingRequests:
-    """The pending requests of an engine, at most `capacity` of them."""
+    """The pending requests of an engine, at most `capacity` of them and any number of background requests.
+
+    Background requests take no capacity from others, and are prepared after them.
+    """
 
     def __init__(
         self, loaded: LoadedModel, max_length: int, capacity: int, tokenizer_json: Callable[[], str] | None
@@ -123,7 +126,11 @@ class PendingRequests:
 
         Returns the pending request that this one displaces, if there is one; the caller has to cancel it.
         """
-        displaced = self._displaced_by(request.tenant) if not request.resumed else None
+        displaced = None
+        if request.background:
+            self._check_background(request)
+        elif not request.resumed:
+            displaced = self._displaced_by(request.tenant)
         grammars = self._compile(request) if request.sampling.grammar is not None else ()
         images = self.image_preprocessor.prepare(request) if self.image_preprocessor and request.images else None
         pending = PendingRequest(request, client_id, submitted, grammars, images)
@@ -162,19 +169,27 @@ class PendingRequests:
         if self.image_preprocessor:
             self.image_preprocessor.close()
 
+    def _check_background(self, request: EngineRequest) -> None:
+        """Raise `EngineOverloaded` for images if background requests have too many already."""
+        if request.images and not request.resumed:
+            held = sum(pending.image_bytes for pending in self._pending if pending.request.background)
+            if held > MAX_IMAGE_BYTES:
+                raise EngineOverloaded(PREPARING)
+
     def _displaced_by(self, tenant: str) -> PendingRequest | None:
         """Return the request that `tenant` displaces if there are too many, in number or in image bytes."""
-        if len(self._pending) >= self._capacity:
-            capacity, weights = self._capacity, [1] * len(self._pending)
+        interactive = [pending for pending in self._pending if not pending.request.background]
+        if len(interactive) >= self._capacity:
+            capacity, weights = self._capacity, [1] * len(interactive)
         else:
-            capacity, weights = MAX_IMAGE_BYTES, [pending.image_bytes for pending in self._pending]
+            capacity, weights = MAX_IMAGE_BYTES, [pending.image_bytes for pending in interactive]
             if sum(weights) <= capacity:
                 return None
         usage: Counter[str] = Counter()
-        for pending, weight in zip(self._pending, weights, strict=True):
+        for pending, weight in zip(interactive, weights, strict=True):
             usage[pending.request.tenant] += weight
         displaced = tenant_to_displace(usage, tenant, capacity)
-        newest_first = zip(reversed(self._pending), reversed(weights), strict=True)
+        newest_first = zip(reversed(interactive), reversed(weights), strict=True)
         for pending, weight in newest_first:
             if weight and pending.request.tenant == displaced and not pending.request.resumed:
                 return pending
@@ -185,7 +200,10 @@ class PendingRequests:
         grammar, compiler = request.sampling.grammar, self._compiler()
         assert grammar is not None
         outputs = [request.resumed[choice].tokens for choice in request.open_choices] if request.resumed else [[]]
-        return tuple(compiler.compile(grammar, request.tenant, request.cache_key, output) for output in outputs)
+        return tuple(
+            compiler.compile(grammar, request.tenant, request.cache_key, output, background=request.background)
+            for output in outputs
+        )
 
     def _compiler(self) -> GrammarCompiler:
         if self.compiler is None:

@@ -65,15 +65,19 @@ class Scheduler:
         return bool(self.running or len(self.waiting) or len(self.background.waiting) or self.isolation.active)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises `QueueFull`, but not for one that has begun in another worker."""
+        """Queue a sequence. Raises `QueueFull`, but not for one that has begun in another worker.
+
+        A background sequence waits however many others do: the API servers bound what they run of batches.
+        """
         queue = self._class_of(sequence).waiting
-        if not sequence.begun and len(queue) + len(self.isolation) >= self.limits.max_queue:
+        accepted = sequence.begun or is_background(sequence)
+        if not accepted and len(queue) + len(self.isolation) >= self.limits.max_queue:
             raise QueueFull
         (queue if sequence.request.isolation == "none" else self.isolation).add(sequence)
 
     def displaced_by(self, sequence: Sequence) -> Sequence | None:
         """Return the waiting sequence that a full queue drops for another; None if its tenant has its share of it."""
-        return self._class_of(sequence).waiting.displaced_by(sequence.request.tenant, self.limits.max_queue)
+        return self.waiting.displaced_by(sequence.request.tenant, self.limits.max_queue)
 
     def schedule(self, *, in_flight: bool = False) -> SchedulerOutput:
         """`in_flight`: whether the step before may still be running on a device."""

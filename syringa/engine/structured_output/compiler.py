@@ -106,15 +106,22 @@ class GrammarCompiler:
         )
 
     def compile(
-        self, grammar: Grammar, tenant: str = "", cache_key: bytes = b"", output: Sequence[int] = ()
+        self,
+        grammar: Grammar,
+        tenant: str = "",
+        cache_key: bytes = b"",
+        output: Sequence[int] = (),
+        *,
+        background: bool = False,
     ) -> Future[GrammarState]:
         """Return a future state after the tokens of `output`, with its next mask.
 
         The future may raise `InvalidRequest`. An `output` that the grammar does not allow sets the state's error.
-        Compilations are fair between tenants: one with a thousand grammars does not block the others. Only a request
+        Compilations are fair between tenants: one with a thousand grammars does not block the others. Those of requests
+        in the `background` begin when no other can. Only a request
         with the same cache key gets a grammar from the cache.
         """
-        return self._pool.submit(tenant, lambda: self._start(grammar, cache_key, output))
+        return self._pool.submit(tenant, lambda: self._start(grammar, cache_key, output), background=background)
 
     def fill_masks(self, states: Sequence[GrammarState | None]) -> torch.Tensor:
         """Return the token mask of each row as int32 bits on the host; all tokens for rows without a grammar.

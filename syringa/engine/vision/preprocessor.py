@@ -2,6 +2,7 @@
 
 The tower runs in a thread of its own. In the step loop, a step with an image would take as long as the tower (seconds
 on a laptop) and stall every stream. A request is queued once its images are encoded, so the step loop never waits.
+Background requests are prepared after all others.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from threading import Event, Lock
+from weakref import WeakSet
 
 import msgspec
 import torch
@@ -74,13 +77,12 @@ class ImagePreprocessor:
         )
         self._lock = Lock()
         self._in_progress: dict[bytes, Future[EncodedImage]] = {}
+        self._in_background: WeakSet[PromptImages] = WeakSet()  # of background requests that wait or run
         self._closing = False
         self._pool = FairThreadPool(MAX_CONCURRENT_REQUESTS, "images")
         # Torch's thread count is per thread. The step loop's may be one, because its kernels have their own threads.
-        self._tower = ThreadPoolExecutor(
-            1, thread_name_prefix="tower", initializer=torch.set_num_threads, initargs=(vision.threads,)
-        )
-        self._tower.submit(int).result()  # start the thread before the step loop runs
+        self._tower = FairThreadPool(1, "tower", initializer=partial(torch.set_num_threads, vision.threads))
+        self._tower.submit("", int).result()  # start the thread before the step loop runs
 
     def check(self, request: EngineRequest) -> None:
         """Raise `InvalidRequest` unless the request has one image per placeholder."""
@@ -97,24 +99,28 @@ class ImagePreprocessor:
         The result has the request with its prompt expanded.
         """
         canceled = Event()
-        return PreprocessingTask(self._pool.submit(request.tenant, lambda: self._prepare(request, canceled)), canceled)
+        future = self._pool.submit(
+            request.tenant, lambda: self._prepare(request, canceled), background=request.background
+        )
+        return PreprocessingTask(future, canceled)
 
     def close(self) -> None:
         self._closing = True
         self._pool.close()
-        self._tower.shutdown(wait=False, cancel_futures=True)
+        self._tower.close()
 
     def _prepare(self, request: EngineRequest, canceled: Event) -> tuple[EngineRequest, PromptImages]:
         try:
             if not request.count_only:
-                self._wait_for_cache()
+                self._wait_for_cache(canceled, background=request.background)
             for image in request.images:  # refuse a broken image before the tower encodes the others
                 if self.cache.get(hash_image(image, request.cache_key)) is None:
                     self.reader.decode(image)
             encoded = []
             for image in request.images:
                 get = self._get_or_read if request.count_only else self._get_or_encode
-                encoded.append(get(image, hash_image(image, request.cache_key), canceled))
+                image_hash = hash_image(image, request.cache_key)
+                encoded.append(get(image, image_hash, canceled, background=request.background))
                 self._check_length(len(request.prompt) + sum(len(each.tokens) - 1 for each in encoded))
             tokens, prompt_images = self._expander.expand(request.prompt, encoded)
             self._check_length(len(tokens) + request.longest_resumed)
@@ -123,15 +129,31 @@ class ImagePreprocessor:
         except Exception as error:
             logger.exception("image preprocessing failed: request=%s", request.id)
             raise EngineError(f"An image could not be prepared: {error}") from error
+        if request.background:
+            with self._lock:
+                self._in_background.add(prompt_images)
         return msgspec.structs.replace(request, prompt=tokens, images=()), prompt_images
 
-    def _wait_for_cache(self) -> None:
-        """Wait until the images that running requests pin are within the cache limit.
+    def _wait_for_cache(self, canceled: Event, *, background: bool) -> None:
+        """Wait until the images that requests pin are within the cache limit.
 
-        Only before the first image of a request: later, requests could wait for what each other pins.
+        Background requests pin half of it at most, and other requests do not wait for what they pin. Only before the
+        first image of a request: later, requests could wait for what each other pins.
         """
-        while self.cache.size > self.cache.limit and not self._closing:
+        while not (canceled.is_set() or self._closing):
+            pinned = self._pinned_in_background()
+            if background:
+                full = pinned > self.cache.limit // 2 or self.cache.size > self.cache.limit
+            else:
+                full = self.cache.size - pinned > self.cache.limit
+            if not full:
+                return
             time.sleep(POLL_SECONDS)
+
+    def _pinned_in_background(self) -> int:
+        """Return the bytes of the images of background requests that wait or run."""
+        with self._lock:
+            return sum(image.size for image in {image for prompt in self._in_background for image in prompt.images})
 
     def _check_length(self, tokens: int) -> None:
         if tokens >= self.max_length:
@@ -141,7 +163,9 @@ class ImagePreprocessor:
                 param="messages",
             )
 
-    def _get_or_read(self, image: Image, image_hash: bytes, canceled: Event) -> EncodedImage:
+    def _get_or_read(
+        self, image: Image, image_hash: bytes, canceled: Event, *, background: bool = False
+    ) -> EncodedImage:
         """Return an image from the cache, or else without embeddings, which only its tokens are read from."""
         if cached := self.cache.get(image_hash):
             return cached
@@ -149,7 +173,7 @@ class ImagePreprocessor:
             raise PreprocessingCanceled
         return _encoded_image(image_hash, self.reader.read(image), torch.empty(0))
 
-    def _get_or_encode(self, image: Image, image_hash: bytes, canceled: Event) -> EncodedImage:
+    def _get_or_encode(self, image: Image, image_hash: bytes, canceled: Event, *, background: bool) -> EncodedImage:
         """Return an image from the cache, or encode it once however many requests need it at the same time."""
         while True:
             with self._lock:
@@ -160,7 +184,7 @@ class ImagePreprocessor:
                 if entry is None:
                     entry = self._in_progress[image_hash] = Future()
             if is_owner:
-                self._complete(entry, image, image_hash, canceled)
+                self._complete(entry, image, image_hash, canceled, background=background)
             try:
                 return entry.result()
             except PreprocessingCanceled:
@@ -168,9 +192,11 @@ class ImagePreprocessor:
                     raise
                 # The owner of the entry was canceled: try again, as the owner if need be.
 
-    def _complete(self, entry: Future[EncodedImage], image: Image, image_hash: bytes, canceled: Event) -> None:
+    def _complete(
+        self, entry: Future[EncodedImage], image: Image, image_hash: bytes, canceled: Event, *, background: bool
+    ) -> None:
         try:
-            encoded = self._encode_image(image, image_hash, canceled)
+            encoded = self._encode_image(image, image_hash, canceled, background=background)
             self.cache.add(encoded)
             entry.set_result(encoded)
         except BaseException as error:  # other requests wait for this entry: it must complete in any case
@@ -179,7 +205,7 @@ class ImagePreprocessor:
             del self._in_progress[image_hash]
             self.encoded_images += entry.exception() is None
 
-    def _encode_image(self, image: Image, image_hash: bytes, canceled: Event) -> EncodedImage:
+    def _encode_image(self, image: Image, image_hash: bytes, canceled: Event, *, background: bool) -> EncodedImage:
         processed = self.reader.read(image)
         self._check_length(len(processed.tokens))
         parts = []
@@ -187,7 +213,7 @@ class ImagePreprocessor:
         for inputs in _consume_inputs(processed):
             if canceled.is_set() or self._closing:
                 raise PreprocessingCanceled
-            parts.append(self._tower.submit(self._encode, inputs).result())
+            parts.append(self._tower.submit("", partial(self._encode, inputs), background=background).result())
         embeddings = torch.cat(parts)
         expected = sum(end - begin for begin, end in processed.ranges)
         if len(embeddings) != expected:

@@ -148,7 +148,8 @@ class VllmEngine(GeneratingEngine):
                 (client_id, failure(request, choice, error.message, "unavailable")) for choice in request.open_choices
             ]
             return
-        if not request.resumed and self._waiting(background=request.background) >= limits.max_queue:
+        accepted = request.resumed or request.background  # API servers bound what they run of batches
+        if not accepted and self._waiting() >= limits.max_queue:
             self._counters.counts["refused"] += 1
             raise EngineOverloaded("The queue is full: try again shortly.")
         if not self._runs:

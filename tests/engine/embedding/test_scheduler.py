@@ -74,11 +74,13 @@ def test_full_queue_refuses_the_tenant_with_the_most_and_lets_others_displace_it
 
 
 def test_background_requests_take_no_place_in_the_queue_from_others() -> None:
-    made = scheduler(*(job(f"b{i}", 10, background=True) for i in range(2)), max_queue=2)
+    made = scheduler(*(job(f"b{i}", 10, background=True) for i in range(9)), max_queue=2)  # none is refused
+    for name in "ij":
+        assert made.add(job(name, 10)) is None
     with pytest.raises(QueueFull):
-        made.add(job("b2", 10, background=True))
-    assert made.add(job("i", 10)) is None
-    assert names(made.schedule()) == [("i", 10)]
+        made.add(job("k", 10))
+    assert made.add(job("b9", 10, background=True)) is None
+    assert names(made.schedule()) == [("i", 10), ("j", 10)]
 
 
 def test_background_request_may_wait_as_long_as_others_have_something_to_do() -> None:

@@ -138,13 +138,16 @@ def test_tenants_share_background_steps_fairly() -> None:
     assert small.generated
 
 
-def test_full_background_queue_leaves_the_interactive_one_alone() -> None:
-    engine = ModelFreeEngine(100, SchedulerLimits(step_tokens=64, max_running=2, max_queue=3))
-    submit_background(engine, 3)
+def test_background_requests_are_never_refused_and_leave_the_interactive_queue_alone() -> None:
+    engine = ModelFreeEngine(400, SchedulerLimits(step_tokens=64, max_running=2, max_queue=3))
+    submit_background(engine, 20)
+    for _ in range(3):
+        engine.submit(sequence([1] * 4))
     with pytest.raises(QueueFull):
-        submit_background(engine, 1)
-    engine.submit(sequence([1] * 4))
+        engine.submit(sequence([1] * 4))
+    submit_background(engine, 1)
     engine.run()
+    assert len(engine.finished) == 24
 
 
 def test_outputs_do_not_depend_on_the_class() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from syringa.engine.scheduling.limits import SchedulerLimits
+from syringa.engine.vision.preprocessor import MAX_CONCURRENT_REQUESTS
 from syringa.engine.worker.core import EngineCore
 from syringa.errors import ContextLengthExceeded, EngineOverloaded, InvalidRequest
 from syringa.types import Grammar, Image, ResumedChoice
@@ -52,6 +53,13 @@ def engine(loaded: Any) -> Iterator[Callable[..., EngineCore]]:
     yield make
     for core in made:
         core.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def refusal(core: EngineCore, request: Any) -> Any:
@@ -391,3 +399,75 @@ def test_aborted_encoding_is_taken_over_by_waiting_request(
     proceed.set()
     time.sleep(0.2)
     assert image_preprocessor.encoded_images == 1
+
+
+def test_images_of_background_requests_are_encoded_last(
+    engine: Any, model: TinyVisionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = engine()
+    preprocessor = core.pending.image_preprocessor
+    encode, begun, proceed, order = preprocessor._encode_image, Event(), Event(), []
+
+    def record(image: Any, image_hash: bytes, canceled: Event, *, background: bool) -> Any:
+        order.append(background)
+        begun.set()
+        assert proceed.wait(60)
+        return encode(image, image_hash, canceled, background=background)
+
+    monkeypatch.setattr(preprocessor, "_encode_image", record)
+    driver = Driver(core)
+    for number in range(8):
+        driver.submit(model.ask(f"batch {number}", "@", make_image(number, 40, 40), max_tokens=1, background=True))
+    assert begun.wait(60)
+    driver.submit(model.ask("interactive", "@", make_image(9, 40, 40), max_tokens=1))
+    wait_until(lambda: False in order)  # on a thread that batches leave, while theirs are held
+    assert len(order) <= MAX_CONCURRENT_REQUESTS // 2 + 1
+    proceed.set()
+    assert len(driver.finish()) == 9
+
+
+def test_tower_runs_for_background_requests_last(
+    engine: Any, model: TinyVisionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = engine()
+    tower = core.pending.image_preprocessor._tower
+    submit, begun, proceed, order = tower.submit, Event(), Event(), []
+
+    def record(tenant: str, work: Callable[[], Any], *, background: bool) -> Any:
+        def run() -> Any:
+            begun.set()
+            assert proceed.wait(60)
+            order.append(background)
+            return work()
+
+        return submit(tenant, run, background=background)
+
+    monkeypatch.setattr(tower, "submit", record)
+    driver = Driver(core)
+    for number in range(4):
+        driver.submit(model.ask(f"batch {number}", "@", make_image(number, 40, 40), max_tokens=1, background=True))
+    assert begun.wait(60)
+    driver.submit(model.ask("interactive", "@", BLUE, max_tokens=1))
+    wait_until(lambda: len(tower._queues) == 2)  # of both classes
+    proceed.set()
+    assert len(driver.finish()) == 5
+    assert order[:2] == [True, False]  # the first one was running
+
+
+def test_images_of_background_requests_keep_no_interactive_request_waiting(engine: Any, model: TinyVisionModel) -> None:
+    core = engine()
+    preprocessor = core.pending.image_preprocessor
+    driver = Driver(core)
+    driver.submit(model.ask("batch", LONG, RED, max_tokens=200, background=True, stopping={"ignore_eos": True}))
+    while not core.scheduler.running:
+        driver.step()
+    preprocessor.cache.limit = 0  # all of it is pinned
+    driver.submit(model.ask("waits", "@", BLUE, max_tokens=1, background=True))
+    driver.submit(model.ask("interactive", "@", make_image(3, 40, 40), max_tokens=1))
+    wait_until(lambda: core.pending.any_done)
+    while ("interactive", 0) not in driver.answers:
+        driver.step()
+    assert ("waits", 0) not in driver.answers
+    assert driver.answers["batch", 0].finish is None
+    answers = driver.finish()
+    assert {id for id, _ in answers} == {"batch", "waits", "interactive"}

@@ -243,8 +243,7 @@ def test_queue_is_limited(harness: EngineHarness) -> None:
 def test_background_requests_wait_behind_the_others_in_a_queue_of_their_own(harness: EngineHarness) -> None:
     harness.submit("batch", choices=3, background=True)  # one waits: two may run
     assert (harness.engine.stats().running, harness.engine.stats().waiting) == (2, 0)
-    with pytest.raises(EngineOverloaded):
-        harness.submit("batch 2", background=True)
+    harness.submit("batch 2", background=True)  # is not refused
     harness.submit("a", choices=3)  # vLLM runs two of these instead
     assert (harness.engine.stats().running, harness.engine.stats().waiting) == (2, 1)
     assert harness.engine.stats().queue_tenants == 1

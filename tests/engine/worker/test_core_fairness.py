@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from syringa.engine.scheduling.limits import SchedulerLimits
-from syringa.engine.scheduling.pending import PendingRequests
+from syringa.engine.scheduling.pending import PendingRequest, PendingRequests
 from syringa.engine.worker.core import EngineCore
 from syringa.errors import EngineOverdue, EngineOverloaded
 from syringa.types import EngineRequest, Grammar, Image
@@ -118,7 +118,7 @@ def test_pending_request_is_refused_after_queue_seconds_unless_started(
     core = engine(limits=SchedulerLimits(queue_seconds=0.5))
     pending: list[Future[Any]] = [Future(), Future()]
     compiler = core.pending._compiler()
-    monkeypatch.setattr(compiler, "compile", lambda *_: pending[len(core.pending)])
+    monkeypatch.setattr(compiler, "compile", lambda *_, **__: pending[len(core.pending)])
     pending[1].set_running_or_notify_cancel()
     for name in ("waiting", "compiling"):
         core.submit(make_request(name, "a", grammar=Grammar("regex", "a+")))
@@ -166,7 +166,9 @@ class NeverDone:
     def __init__(self) -> None:
         self.tenants: list[str] = []
 
-    def compile(self, grammar: Grammar, tenant: str, cache_key: bytes, output: Sequence[int]) -> Future[Any]:
+    def compile(
+        self, grammar: Grammar, tenant: str, cache_key: bytes, output: Sequence[int], *, background: bool
+    ) -> Future[Any]:
         self.tenants.append(tenant)
         return Future()
 
@@ -216,6 +218,68 @@ def test_pending_requests_share_image_bytes_between_tenants(
     with pytest.raises(EngineOverloaded):
         add("d", "noisy", 1)
     assert add("e", "third", 0) == "c"
+
+
+def test_pending_background_requests_take_no_capacity_from_others(
+    pending: PendingRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syringa.engine.scheduling.pending.MAX_IMAGE_BYTES", 100)
+
+    def add(name: str, size: int = 0, *, background: bool) -> PendingRequest | None:
+        images = (Image(data=b"x" * size, digest=b""),) if size else ()
+        request = make_request(name, "a", grammar=Grammar("regex", "a"), images=images, background=background)
+        return pending.add(request, 0)
+
+    for number in range(6):  # more than the capacity, and more bytes than the limit
+        assert add(f"batch {number}", 110 if number == 5 else 0, background=True) is None
+    for number in range(4):
+        assert add(str(number), 25, background=False) is None
+    with pytest.raises(EngineOverloaded):
+        add("4", background=False)
+    assert add("batch 6", background=True) is None
+    assert len(pending) == 11
+
+
+def test_images_of_pending_background_requests_are_bounded(
+    pending: PendingRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syringa.engine.scheduling.pending.MAX_IMAGE_BYTES", 100)
+
+    def ask(name: str) -> EngineRequest:
+        images = (Image(data=b"x" * 60, digest=b""),)
+        return make_request(name, "a", grammar=Grammar("regex", "a"), images=images, background=True)
+
+    for name in "ab":
+        assert pending.add(ask(name), 0) is None
+    with pytest.raises(EngineOverloaded):  # the line waits
+        pending.add(ask("c"), 0)
+    pending.cancel(0, "a")
+    assert pending.add(ask("c"), 0) is None
+
+
+def test_grammars_of_background_requests_are_compiled_last(engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = engine()
+    drive(core, [make_request("warm", "", grammar=Grammar("regex", "a"), max_tokens=1)])
+    compiler = core.pending._compiler()
+    compile_grammar, order = compiler._compile, []
+    begun, submitted = Event(), Event()
+
+    def compile_in_turn(grammar: Grammar) -> Any:
+        begun.set()
+        assert submitted.wait(60)
+        order.append(grammar.value)
+        return compile_grammar(grammar)
+
+    monkeypatch.setattr(compiler, "_compile", compile_in_turn)
+    driver = Driver(core)
+    for number in range(4):
+        grammar = Grammar("regex", f"b{number}")
+        driver.submit(make_request(f"batch {number}", "a", grammar=grammar, max_tokens=1, background=True))
+    assert begun.wait(60)
+    driver.submit(make_request("interactive", "a", grammar=Grammar("regex", "i"), max_tokens=1))
+    submitted.set()
+    driver.finish()
+    assert order == ["b0", "i", "b1", "b2", "b3"]
 
 
 def test_grammar_compilation_is_fair_between_tenants(engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
