@@ -96,7 +96,7 @@ class FakeEngine:
     def resume(self) -> None:
         self._resumed.set()
 
-    async def wait_ready(self) -> ModelInfo:
+    async def wait_ready(self, *, background: bool = False) -> ModelInfo:
         if not self.ready:
             raise EngineUnavailable("The model is loading.")
         return ModelInfo(

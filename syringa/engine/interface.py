@@ -59,8 +59,11 @@ class Engine(Protocol):
         """Whether a request submitted now would run."""
         ...
 
-    async def wait_ready(self) -> ModelInfo:
-        """Wait until the model is loaded. Raises `EngineUnavailable` if it cannot be."""
+    async def wait_ready(self, *, background: bool = False) -> ModelInfo:
+        """Wait until the model is loaded, for a request that may run in the `background`.
+
+        Raises `EngineUnavailable` if it cannot be.
+        """
         ...
 
     async def submit(self, request: EngineRequest, on_delta: DeltaHandler) -> None:

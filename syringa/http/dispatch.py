@@ -266,6 +266,6 @@ async def _load(engine: Engine, accounting: RequestAccounting) -> None:
     """Wait until a cold model is loaded, and account for the time."""
     started_at = time.perf_counter()
     try:
-        await engine.wait_ready()
+        await engine.wait_ready(background=accounting.background)
     finally:
         accounting.load_seconds = time.perf_counter() - started_at

@@ -177,8 +177,8 @@ class ModelEngine:
 
     # Requests
 
-    async def wait_ready(self) -> ModelInfo:
-        await self._wait_usable()
+    async def wait_ready(self, *, background: bool = False) -> ModelInfo:
+        await self._wait_usable(unlimited=background)
         info = self._info()
         assert info is not None
         return info
@@ -207,7 +207,8 @@ class ModelEngine:
         """Run a request on one replica. Return whether it has ended; otherwise it is to be run on the next one."""
         if run.bound:  # it has left its replica
             raise resume_error(run.unresumable)
-        await self._wait_usable(run.queue if not run.progress.begun else None, begun=run.progress.begun)
+        begun = run.progress.begun
+        await self._wait_usable(None if begun else run.queue, unlimited=begun or run.request.background)
         crashes = self._crashes(run.request)
         level = min(max(crashes, run.hangs), len(ISOLATION) - 1)
         request = run.progress.next_request(ISOLATION[level])
@@ -272,7 +273,7 @@ class ModelEngine:
 
     async def _embed_once(self, run: EmbeddingRun) -> EmbeddingResult | None:
         """Run a request on one replica. Return None if it is to be run on the next one."""
-        await self._wait_usable(run.queue)
+        await self._wait_usable(run.queue, unlimited=run.request.background)
         isolated = self._crashes(run.request) > 0
         request = msgspec.structs.replace(run.request, isolated=isolated, waited=run.queue.counted)
         usable = {id: each for id, each in self._replicas.items() if each.usable}
@@ -416,22 +417,23 @@ class ModelEngine:
 
     # Waiting for a replica
 
-    async def _wait_usable(self, queue: QueueTime | None = None, *, begun: bool = False) -> None:
+    async def _wait_usable(self, queue: QueueTime | None = None, *, unlimited: bool = False) -> None:
         """Wait until there is a usable replica; one is acquired if there is none.
 
         `queue`: how long the request has waited before; the time in which no replica is being started is added.
-        `begun`: for a request that has begun. As in the queue of a worker, it does not end by `queue_timeout`.
+        `unlimited`: for a request that has begun, or that runs in the background. As in the queue of a worker, it does
+        not end by `queue_timeout`.
         """
         if self.ready:
             return
         try:
             async with asyncio.timeout(self._load_timeout or None):
-                await self._acquire_replica(queue or QueueTime(0), begun)
+                await self._acquire_replica(queue or QueueTime(0), unlimited)
         except TimeoutError:
             problem = f"could not be loaded within {self._load_timeout:g} seconds{self._why()}"
             raise self._unavailable(problem) from None
 
-    async def _acquire_replica(self, queue: QueueTime, begun: bool) -> None:
+    async def _acquire_replica(self, queue: QueueTime, unlimited: bool) -> None:
         acquired_at = -1
         began = asyncio.get_running_loop().time() - queue.counted
         while True:
@@ -446,7 +448,7 @@ class ModelEngine:
                 acquired_at = self._updates
             elif self.status == "failed" and self._updates > acquired_at:
                 raise self._unavailable("cannot be loaded: the log of the server has the reason")
-            limited = self._queue_timeout and not self._starting and not begun
+            limited = self._queue_timeout and not self._starting and not unlimited
             limit = began + self._queue_timeout if limited else None
             try:
                 with queue.count() if limited else contextlib.nullcontext():

@@ -234,6 +234,27 @@ async def test_request_waits_for_a_replica_that_is_being_started_beyond_the_queu
     await engine.close()
 
 
+async def test_background_request_waits_for_capacity_beyond_the_queue_timeout() -> None:
+    """A line of a batch whose model has no replica: its pool is closed, for example."""
+    engine = EngineHarness(queue_timeout=0.01).engine
+    async with workers(1) as (worker,):
+        worker.on_request = answers(7)
+        engine.update(state("loading"))
+        loading = asyncio.create_task(engine.wait_ready(background=True))
+        line = msgspec.structs.replace(request("line"), background=True)
+        received: list[int] = []
+        running = asyncio.create_task(engine.submit(line, lambda delta: bool(received.extend(delta.tokens))))
+        with pytest.raises(EngineUnavailable, match="none was started"):  # the others waited as long
+            await answer(engine)
+        assert not loading.done()
+        assert not running.done()
+        engine.update(state("loaded", replica(worker)))
+        assert (await loading).architecture
+        await running
+        assert received == [7]
+    await engine.close()
+
+
 async def test_request_that_has_begun_waits_for_capacity_beyond_the_queue_timeout() -> None:
     engine = EngineHarness(queue_timeout=0.01).engine
     async with workers(2) as made:
