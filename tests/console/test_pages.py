@@ -27,7 +27,7 @@ PAGES = {
     "/embeddings": ".empty",
     "/batches": ".table",
     "/models": ".model-card",
-    "/status": ".status-note",
+    "/status": ".table-note",
     "/usage": ".card.flush .table",
     "/keys": ".empty",
 }

@@ -318,6 +318,9 @@ async def test_lines_are_compared_in_a_matrix(browser: Browser, config: Config, 
             [*map(float, expected)], abs=0.011
         )
         await expect(page.get_by_text("Most similar", exact=True)).to_be_visible()
+        colors = [await cells.nth(each).evaluate("(cell) => getComputedStyle(cell).backgroundColor") for each in (0, 1)]
+        assert colors[0] == "rgba(0, 0, 0, 0)"  # of a line with itself
+        assert colors[1] != colors[0]
         await check_page(page)
 
 

@@ -38,6 +38,7 @@ export function bytes(value) {
 /** @param {number | null | undefined} value in seconds */
 export function seconds(value) {
   if (value === null || value === undefined) return NONE;
+  if (value < 0.00995) return `${Number((value * 1000).toFixed(1))} ms`;
   if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
   if (value < 59.95) return `${value.toFixed(value < 9.995 ? 2 : 1)} s`;
   const whole = Math.round(value);

@@ -66,7 +66,7 @@ export const pages = [
   page("embeddings", "Playground", () => import("./embeddings/page.js"), { styled: true }),
   page("batches", "Playground", () => import("./batches/page.js")),
   page("models", "Operate", () => import("./models/page.js"), { styled: true }),
-  page("status", "Operate", () => import("./status/page.js"), { styled: true }),
+  page("status", "Operate", () => import("./status/page.js")),
   page("fleet", "Operate", () => import("./fleet/page.js"), { styled: true, scope: "admin", available: (details) => Boolean(details.server?.cluster) }),
   page("usage", "Account", () => import("./usage/page.js")),
   page("keys", "Account", () => import("./keys/page.js"), { scope: "admin" }),

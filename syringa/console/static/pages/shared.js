@@ -2,8 +2,8 @@
 
 import { get, post } from "../api.js";
 import { useResource } from "../hooks.js";
-import { html } from "../lib.js";
-import { me } from "../state.js";
+import { effect, html, signal, useState } from "../lib.js";
+import { me, session } from "../state.js";
 import { Select, toast, toastError } from "../ui/index.js";
 
 const PAGE_SIZE = 50;
@@ -84,6 +84,28 @@ export function ModelSelect({ models, value, onChange, all = false, label = "Mod
 export function defaultModel(models) {
   const preferred = me.value?.details.server?.default_model;
   return (models?.find((each) => each.id === preferred) ?? models?.[0])?.id ?? "";
+}
+
+/**
+ * The model that the user has chosen; before, and once it is removed, the default one.
+ * @param {any[] | undefined} models @returns {[string, (id: string) => void]}
+ */
+export function useModel(models) {
+  const [chosen, choose] = useState("");
+  return [models?.some((each) => each.id === chosen) ? chosen : defaultModel(models), choose];
+}
+
+/**
+ * What was written on a page, also while other pages are shown, until the user signs out.
+ * @template T
+ * @param {T} initial
+ */
+export function draft(initial) {
+  const kept = signal(initial);
+  effect(() => {
+    if (session.value === "signed-out") kept.value = initial;
+  });
+  return kept;
 }
 
 /** Do something that a button asks for; say what was done, or why not. @param {() => Promise<any>} action @param {string} [done] */

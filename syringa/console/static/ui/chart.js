@@ -6,7 +6,8 @@ import { themeChanges } from "../state.js";
 import uPlot from "../vendor/uplot.js";
 
 const DAY = 86400;
-const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7, 1e8, 1e9, 1e10];
+// Between the lines of the grid: 1, 2 or 5 times a power of ten. Multiples of 2.5 would need more digits than are shown.
+const STEPS = Array.from({ length: 66 }, (_, index) => Number(`${[1, 2, 5][index % 3]}e${Math.floor(index / 3) - 9}`));
 const dayFormat = new Intl.DateTimeFormat("en-US", { month: "short", day: "numeric" });
 const utcDayFormat = new Intl.DateTimeFormat("en-US", { month: "short", day: "numeric", timeZone: "UTC" });
 const minuteFormat = new Intl.DateTimeFormat("en-US", { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
@@ -50,7 +51,7 @@ export function Chart({ label, times, series, height = 180, bars = false, stacke
       },
       axes: [
         { ...axis, size: 28, space: 70, values: daily ? dayTicks : timeTicks },
-        { ...axis, size: 56, incrs: whole ? WHOLE : undefined, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map((each) => latest.current.format(each)) },
+        { ...axis, size: 56, space: 20, incrs: STEPS.filter((each) => !whole || each >= 1), values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map((each) => latest.current.format(each)) },
       ],
       hooks: { setCursor: [showLast], ready: [showLast], setData: [showLast] },
       series: [

@@ -14,9 +14,9 @@ import { Icon } from "./icons.js";
 
 /**
  * @param {{caption: string, columns: Column[], rows: any[], rowKey?: (row: any) => string, empty?: any,
- *   initialSort?: {key: string, descending: boolean}}} props
+ *   initialSort?: {key: string, descending: boolean}, limit?: number}} props `limit`: of rows, the first as they are sorted
  */
-export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty, initialSort }) {
+export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty, initialSort, limit }) {
   const [sort, setSort] = useState(initialSort ?? null);
   if (rows.length === 0 && empty) return empty;
   const column = sort && columns.find((each) => each.key === sort.key);
@@ -38,7 +38,7 @@ export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty,
         })}
       </tr></thead>
       <tbody>
-        ${sorted.map(
+        ${sorted.slice(0, limit).map(
           (row) => html`<tr key=${rowKey(row)}>
             ${columns.map((each) => html`<td key=${each.key} class=${each.numeric ? "numeric" : ""}>${each.render ? each.render(row) : row[each.key]}</td>`)}
           </tr>`,

@@ -5,7 +5,7 @@ import * as format from "../../format.js";
 import { useAction, useResource } from "../../hooks.js";
 import { html, useState } from "../../lib.js";
 import { Badge, Button, Card, Dialog, EmptyState, ErrorNotice, Field, Loaded, Menu, Notice, Page, Progress, Select, Table, Tabs, TextArea, confirm } from "../../ui/index.js";
-import { ModelSelect, act, defaultModel, list, readPages, tone, useModels } from "../shared.js";
+import { ModelSelect, act, list, readPages, tone, useModel, useModels } from "../shared.js";
 
 const ACTIVE = ["validating", "in_progress", "finalizing", "cancelling"];
 const ENDPOINTS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"];
@@ -112,13 +112,12 @@ function CreateBatch({ onClose, onCreated }) {
   const [endpoint, setEndpoint] = useState("/v1/chat/completions");
   const [window, setWindow] = useState("24h");
   const [prompts, setPrompts] = useState("");
-  const [model, setModel] = useState("");
   const [file, setFile] = useState(/** @type {File | null} */ (null));
   const models = useModels(endpoint === "/v1/embeddings" ? "embed" : "generate");
-  const chosen = models.data?.some((each) => each.id === model) ? model : defaultModel(models.data);
+  const [model, setModel] = useModel(models.data);
   const lines = prompts.split("\n").filter((each) => each.trim() !== "");
   const create = useAction(async () => {
-    const written = lines.map((each, index) => toLine(endpoint, chosen, each, index)).join("\n");
+    const written = lines.map((each, index) => toLine(endpoint, model, each, index)).join("\n");
     const form = new FormData();
     form.append("purpose", "batch");
     form.append("file", kind === "file" && file ? file : new File([written], "prompts.jsonl"));
@@ -126,7 +125,7 @@ function CreateBatch({ onClose, onCreated }) {
     await post("/v1/batches", { input_file_id: uploaded.id, endpoint, completion_window: window });
     onCreated();
   });
-  const ready = kind === "file" ? file !== null : lines.length > 0 && chosen !== "";
+  const ready = kind === "file" ? file !== null : lines.length > 0 && model !== "";
   return html`<${Dialog} open form title="Create a batch" onClose=${onClose}
     actions=${html`<${Button} onClick=${onClose}>Cancel<//><${Button} variant="primary" busy=${create.busy} disabled=${!ready} onClick=${() => create.run()}>Create<//>`}>
     <${ErrorNotice} error=${create.error} />
@@ -139,7 +138,7 @@ function CreateBatch({ onClose, onCreated }) {
               ${(attributes) => html`<input class="input" type="file" accept=".jsonl,.ndjson,.txt" ...${attributes} onChange=${(event) => setFile(event.target.files[0] ?? null)} />`}
             <//>`
           : html`<div class="stack">
-              ${models.data?.length === 0 ? html`<${Notice} tone="warning">No model is for this endpoint.<//>` : html`<${ModelSelect} models=${models.data} value=${chosen} onChange=${setModel} />`}
+              ${models.data?.length === 0 ? html`<${Notice} tone="warning">No model is for this endpoint.<//>` : html`<${ModelSelect} models=${models.data} value=${model} onChange=${setModel} />`}
               <${TextArea} label="Prompts, one on each line" rows=${6} value=${prompts} onInput=${setPrompts} hint=${`${format.number(lines.length)} requests`} />
             </div>`}
     <//>

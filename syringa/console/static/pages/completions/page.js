@@ -4,10 +4,17 @@ import { isAbort, stream } from "../../api.js";
 import * as format from "../../format.js";
 import { html, useEffect, useMemo, useRef, useState } from "../../lib.js";
 import { Button, Card, EmptyState, ErrorNotice, Field, Loaded, Notice, NumberInput, Page, Switch, Tabs } from "../../ui/index.js";
-import { ModelSelect, defaultModel, useModels } from "../shared.js";
+import { ModelSelect, draft, useModel, useModels } from "../shared.js";
 
 const SHOW_MS = 60; // a long answer has more chunks than can be drawn
+const LEVELS = [0.9, 0.7, 0.5, 0.3, 0.1]; // the least probability of each color but the last
 const TABS = [{ id: "text", label: "Text" }, { id: "middle", label: "Fill in the middle" }];
+
+/** The texts of the two tabs, and where the cursor is in them. */
+const DRAFTS = {
+  text: draft({ text: "The lilac is a shrub that", at: 0 }),
+  middle: draft({ text: "def add(a, b):\n    return \n\nprint(add(2, 3))\n", at: 26 }),
+};
 
 /** @typedef {{text: string, logprob: number | null, top: Record<string, number> | null}} Token */
 
@@ -28,21 +35,31 @@ export default function CompletionsPage() {
 
 /** @param {{models: any[], middle: boolean}} props */
 function Playground({ models, middle }) {
-  const [model, setModel] = useState(() => defaultModel(models));
-  const [text, setText] = useState(middle ? "def add(a, b):\n    return \n\nprint(add(2, 3))\n" : "The lilac is a shrub that");
+  const [model, setModel] = useModel(models);
+  const written = DRAFTS[middle ? "middle" : "text"];
+  const { text } = written.value;
   const [maxTokens, setMaxTokens] = useState(/** @type {number | undefined} */ (48));
   const [temperature, setTemperature] = useState(/** @type {number | undefined} */ (0.7));
   const [seed, setSeed] = useState(/** @type {number | undefined} */ (undefined));
   const [echo, setEcho] = useState(true);
-  const [tokens, setTokens] = useState(/** @type {Token[] | null} */ (null));
+  const [tokens, setTokens] = useState(/** @type {Token[]} */ ([]));
   const [figures, setFigures] = useState("");
   const [note, setNote] = useState("");
   const [error, setError] = useState(/** @type {any} */ (null));
   const [busy, setBusy] = useState(false);
   const controller = useRef(/** @type {AbortController | null} */ (null));
-  useEffect(() => () => controller.current?.abort(), []);
   const area = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
-  const cursor = useRef(middle ? text.indexOf("\n\n") : 0);
+  useEffect(() => {
+    const element = area.current;
+    const { at } = written.value;
+    element?.setSelectionRange(at, at);
+    return () => {
+      controller.current?.abort();
+      if (element) written.value = { ...written.value, at: element.selectionStart };
+    };
+  }, []);
+  /** @param {string} value */
+  const write = (value) => (written.value = { text: value, at: 0 });
 
   const run = async () => {
     const { signal } = (controller.current = new AbortController());
@@ -50,17 +67,17 @@ function Playground({ models, middle }) {
     setError(null);
     setNote("");
     setFigures("");
-    setTokens(null);
-    const at = cursor.current;
+    setTokens([]);
+    const at = area.current?.selectionStart ?? 0;
     const [before, after] = middle ? [text.slice(0, at), text.slice(at)] : [text, ""];
     const began = performance.now();
     let first = 0;
     let shownAt = 0;
-    let written = "";
+    let answer = "";
     let usage = /** @type {any} */ (null);
     /** @type {Token[]} */
     const found = [];
-    const show = () => (middle ? setText(before + cut(written, after) + after) : setTokens([...found]));
+    const show = () => (middle ? area.current && write(before + cut(answer, after) + after) : setTokens([...found]));
     try {
       const body = {
         model, prompt: before, max_tokens: maxTokens, temperature, seed, stream: true, stream_options: { include_usage: true },
@@ -71,7 +88,7 @@ function Playground({ models, middle }) {
         const choice = data.choices?.[0];
         if (!choice) continue;
         first ||= performance.now();
-        written += choice.text;
+        answer += choice.text;
         const scores = choice.logprobs;
         scores?.tokens.forEach((/** @type {string} */ each, /** @type {number} */ index) => found.push({ text: each, logprob: scores.token_logprobs[index], top: scores.top_logprobs?.[index] ?? null }));
         if (performance.now() - shownAt < SHOW_MS) continue;
@@ -79,11 +96,7 @@ function Playground({ models, middle }) {
         show();
       }
       show();
-      if (middle) {
-        if (after && written.endsWith(after)) setNote("This model has no fill-in-the-middle tokens: it has not seen the text after the cursor.");
-        cursor.current = at + cut(written, after).length;
-        select(at, cursor.current);
-      }
+      if (middle && after && answer.endsWith(after)) setNote("This model has no fill-in-the-middle tokens: it has not seen the text after the cursor.");
       const seconds = (performance.now() - first) / 1000;
       const count = usage?.completion_tokens ?? 0;
       setFigures(`${format.number(usage?.prompt_tokens)} tokens in, ${format.number(count)} out, first after ${format.seconds((first - began) / 1000)}${count > 1 && seconds > 0 ? `, ${format.number((count - 1) / seconds, 1)} tokens/s` : ""}`);
@@ -93,19 +106,19 @@ function Playground({ models, middle }) {
     } finally {
       setBusy(false);
     }
+    if (!middle) return;
+    // Show what was written: select it.
+    setTimeout(() => {
+      area.current?.focus();
+      area.current?.setSelectionRange(at, at + cut(answer, after).length);
+    });
   };
-  /** Show what was written: select it. @param {number} from @param {number} to */
-  const select = (from, to) => setTimeout(() => {
-    area.current?.focus();
-    area.current?.setSelectionRange(from, to);
-  });
-  const remember = (/** @type {any} */ event) => (cursor.current = event.target.selectionStart);
   const cold = models.find((each) => each.id === model)?.status === "cold";
   return html`<div class="completions">
     <div class="stack">
       <${Field} label=${middle ? "Text, with the cursor where something is missing" : "Text"} hint="Control and Enter run it.">
         ${(attributes) => html`<textarea ...${attributes} ref=${area} class=${`input ${middle ? "mono" : ""}`} rows=${middle ? 14 : 7} spellcheck=${false} readonly=${busy} value=${text}
-          onInput=${(event) => setText(event.target.value)} onSelect=${remember} onKeyUp=${remember} onClick=${remember}
+          onInput=${(event) => write(event.target.value)}
           onKeyDown=${(event) => {
             if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || busy) return;
             event.preventDefault();
@@ -114,11 +127,11 @@ function Playground({ models, middle }) {
       <//>
       <div class="row wrap">
         ${busy ? html`<${Button} icon="stop" onClick=${() => controller.current?.abort()}>Stop<//>` : html`<${Button} variant="primary" icon="play" disabled=${text === ""} onClick=${run}>${middle ? "Fill in at the cursor" : "Complete"}<//>`}
-        <span class="muted small" role="status">${busy ? (cold && !tokens ? "Loading the model" : "Generating") : figures}</span>
+        <span class="muted small" role="status">${busy ? (cold && tokens.length === 0 ? "Loading the model" : "Generating") : figures}</span>
       </div>
       <${ErrorNotice} error=${error} />
       ${note && html`<${Notice} tone="warning">${note}<//>`}
-      ${tokens && html`<${HeatMap} tokens=${tokens} />`}
+      ${tokens.length > 0 && html`<${HeatMap} tokens=${tokens} />`}
     </div>
     <${Card} title="Settings"><div class="stack">
       <${ModelSelect} models=${models} value=${model} onChange=${setModel} />
@@ -135,9 +148,9 @@ function cut(written, suffix) {
   return suffix && written.endsWith(suffix) ? written.slice(0, -suffix.length) : written;
 }
 
-/** How likely, in ten steps; a probability of 1 is 9. @param {number | null} logprob */
+/** The color: 0 (likely) to 5 (unlikely), as in chats. @param {number | null} logprob */
 function level(logprob) {
-  return logprob === null ? "none" : String(Math.min(9, Math.floor(Math.exp(logprob) * 10)));
+  return LEVELS.filter((each) => logprob !== null && Math.exp(logprob) < each).length;
 }
 
 /** @param {{tokens: Token[]}} props */
@@ -166,7 +179,7 @@ function HeatMap({ tokens }) {
     <div class="heat-text" ref=${root} tabindex="0" role="group" aria-label="Tokens; arrow keys choose one" onMouseOver=${show} onClick=${show} onKeyDown=${move}>
       ${spans}
     </div>
-    <div class="heat-scale small muted" aria-hidden="true">unlikely ${["0", "2", "4", "6", "8", "9"].map((each) => html`<span key=${each} class=${`heat heat-${each}`}> </span>`)} likely</div>
+    <div class="heat-scale small muted" aria-hidden="true">unlikely ${[5, 4, 3, 2, 1, 0].map((each) => html`<span key=${each} class=${`heat heat-${each}`}> </span>`)} likely</div>
     <div class="heat-detail" aria-live="polite">
       ${token
         ? html`<p><code>${JSON.stringify(token.text)}</code> ${token.logprob === null ? "is the first token, and has no probability" : html`has ${format.percent(Math.exp(token.logprob), 1)} (log-probability ${token.logprob.toFixed(3)})`}</p>

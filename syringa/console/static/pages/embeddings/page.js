@@ -6,10 +6,11 @@ import { useAction } from "../../hooks.js";
 import { html, useState } from "../../lib.js";
 import { may } from "../../state.js";
 import { Button, Card, CodeBlock, EmptyState, ErrorNotice, Loaded, Page, Stat, Stats, TextArea } from "../../ui/index.js";
-import { ModelSelect, defaultModel, useModels } from "../shared.js";
+import { ModelSelect, draft, useModel, useModels } from "../shared.js";
 
 const MAX_LINES = 40; // more cells could not be read
 const EXAMPLE = "Lilacs bloom in May.\nThe shrub flowers in late spring.\nThe train to Basel is late.\nOur departure is delayed.\nShe tuned the piano.";
+const written = draft(EXAMPLE);
 
 export default function EmbeddingsPage() {
   const models = useModels("embed");
@@ -27,8 +28,8 @@ export default function EmbeddingsPage() {
 
 /** @param {{models: any[]}} props */
 function Playground({ models }) {
-  const [model, setModel] = useState(() => defaultModel(models));
-  const [text, setText] = useState(EXAMPLE);
+  const [model, setModel] = useModel(models);
+  const text = written.value;
   const [result, setResult] = useState(/** @type {{lines: string[], matrix: number[][], vectors: number[][], tokens: number, seconds: number} | null} */ (null));
   const lines = text.split("\n").map((each) => each.trim()).filter(Boolean);
   const run = useAction(async () => {
@@ -40,7 +41,7 @@ function Playground({ models }) {
   const problem = lines.length > MAX_LINES ? `At most ${MAX_LINES} lines.` : null;
   return html`<${Card}><div class="stack">
       ${models.length > 1 && html`<${ModelSelect} models=${models} value=${model} onChange=${setModel} />`}
-      <${TextArea} label="Texts, one on each line" rows=${7} value=${text} onInput=${setText} error=${problem} hint=${`${lines.length} lines`} />
+      <${TextArea} label="Texts, one on each line" rows=${7} value=${text} onInput=${(value) => (written.value = value)} error=${problem} hint=${`${lines.length} lines`} />
       <div><${Button} variant="primary" icon="play" busy=${run.busy} disabled=${lines.length === 0 || problem !== null} onClick=${() => run.run()}>Compare<//></div>
       <${ErrorNotice} error=${run.error} />
     </div><//>
@@ -74,7 +75,7 @@ function Matrix({ lines, matrix, vectors, tokens, seconds }) {
         <table class="matrix"><caption class="visually-hidden">Cosine similarity of each line with each other</caption>
           <thead><tr><td></td>${lines.map((line, index) => html`<th key=${index} scope="col" title=${line}><span class="visually-hidden">Line </span>${index + 1}</th>`)}</tr></thead>
           <tbody>${matrix.map((row, i) => html`<tr key=${i}><th scope="row" title=${lines[i]}><span class="matrix-number">${i + 1}</span>${lines[i]}</th>
-            ${row.map((value, j) => html`<td key=${j} class=${`similar-${i === j ? "self" : Math.max(0, Math.min(9, Math.floor(value * 10)))}`} title=${`${lines[i]} / ${lines[j]}`}>${value.toFixed(2)}</td>`)}</tr>`)}</tbody>
+            ${row.map((value, j) => html`<td key=${j} class=${i === j ? "similar-self" : ""} style=${{ "--similar": Math.max(0, value) }} title=${`${lines[i]} / ${lines[j]}`}>${value.toFixed(2)}</td>`)}</tr>`)}</tbody>
         </table>
       </div>
     <//>

@@ -34,7 +34,7 @@ export default function ModelsPage() {
           ? html`<${EmptyState} icon="models" title="No models yet" action=${pull}>
               ${admin ? "Pull one, or start the server with the path of a model: syringa serve --model PATH." : "Your key may use none of this server's models. Ask its administrator."}
             <//>`
-          : html`<div class="model-list">${all.map((each) => html`<${ModelCard} key=${each.id} model=${each} traffic=${traffic.data} admin=${admin} reload=${models.reload} />`)}</div>`}
+          : html`<div class="grid">${all.map((each) => html`<${ModelCard} key=${each.id} model=${each} traffic=${traffic.data} admin=${admin} reload=${models.reload} />`)}</div>`}
     <//>
     ${pulling && html`<${PullDialog} known=${pulls.data ?? []} onClose=${() => setPulling(false)} onStarted=${() => { setPulling(false); pulls.reload(); }} />`}
   <//>`;
@@ -92,7 +92,7 @@ function ModelCard({ model, traffic, admin, reload }) {
       ${stats?.kv_tokens > 0 && html`<${Stat} label="KV cache" value=${format.percent(stats.kv_tokens_used / stats.kv_tokens)} detail=${`of ${format.short(stats.kv_tokens)} tokens`} />`}
       ${admin && html`<${Stat} label="Last hour" value=${format.short(figures?.totals.requests ?? 0)} detail=${`requests, ${format.short(figures?.totals.output_tokens ?? 0)} tokens out`} />`}
     <//>
-    ${figures && html`<${Chart} label=${`Tokens per second of ${model.id}, last hour`} height=${110} times=${traffic.times} format=${format.short}
+    ${figures && html`<${Chart} label=${`Tokens per second of ${model.id}, last hour`} height=${140} times=${traffic.times} format=${format.short}
       series=${[{ label: "tok/s", values: figures.tokens_per_second, fill: true }]} />`}
     <${Dialog} open=${shown === "configuration"} wide title=${`Configuration of ${model.id}`} onClose=${() => setShown("")}>
       <${CodeBlock} label="configuration" code=${JSON.stringify(model, null, 2)} />

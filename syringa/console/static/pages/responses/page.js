@@ -6,7 +6,7 @@ import { useAction, useResource } from "../../hooks.js";
 import { html, useState } from "../../lib.js";
 import { navigate, route } from "../../state.js";
 import { Badge, Button, Card, Dialog, EmptyState, ErrorNotice, Loaded, NumberInput, Page, Select, Table, Tabs, TextArea, confirm } from "../../ui/index.js";
-import { ModelSelect, act, defaultModel, readPages, tone, useModels } from "../shared.js";
+import { ModelSelect, act, readPages, tone, useModel, useModels } from "../shared.js";
 import { Items, ResponseDetail } from "./detail.js";
 import { toTree } from "./tree.js";
 
@@ -76,11 +76,11 @@ function Row({ node, current }) {
 /** @param {{onClose: () => void}} props */
 function RunDialog({ onClose }) {
   const models = useModels("generate");
-  const [model, setModel] = useState("");
+  const [model, setModel] = useModel(models.data);
   const [input, setInput] = useState("");
   const [limit, setLimit] = useState(/** @type {number | undefined} */ (512));
   const start = useAction(async () => {
-    const created = await post("/v1/responses", { model: model || defaultModel(models.data), input, max_output_tokens: limit, background: true });
+    const created = await post("/v1/responses", { model, input, max_output_tokens: limit, background: true });
     onClose();
     navigate(`/responses/responses/${created.id}`);
   });
@@ -88,7 +88,7 @@ function RunDialog({ onClose }) {
     actions=${html`<${Button} onClick=${onClose}>Cancel<//><${Button} variant="primary" icon="play" busy=${start.busy} disabled=${input.trim() === "" || !models.data?.length} onClick=${() => start.run()}>Run<//>`}>
     <${ErrorNotice} error=${start.error ?? models.error} />
     <p class="muted">It goes on when this page is closed, and can be read, followed and cancelled here.</p>
-    <${ModelSelect} models=${models.data} value=${model || defaultModel(models.data)} onChange=${setModel} />
+    <${ModelSelect} models=${models.data} value=${model} onChange=${setModel} />
     <${TextArea} label="Input" rows=${5} value=${input} onInput=${setInput} />
     <${NumberInput} label="Maximum output tokens" min=${1} step=${1} value=${limit} onChange=${setLimit} />
   <//>`;

@@ -49,7 +49,7 @@ function Figures({ range }) {
   const models = useModels();
   const series = useResource((signal) => get("/admin/series", { range: range.id, model }, { signal }), [range.id, model], { interval: range.interval });
   const now = useResource(async (signal) => (range.id === NOW ? null : get("/admin/series", { range: NOW, model }, { signal })), [range.id, model], { interval: 5000 });
-  return html`${(models.data?.length ?? 0) > 1 && html`<div class="status-filter"><${ModelSelect} all models=${models.data} value=${model} onChange=${setModel} /></div>`}
+  return html`${(models.data?.length ?? 0) > 1 && html`<div class="grid filters"><${ModelSelect} all models=${models.data} value=${model} onChange=${setModel} /></div>`}
     <${Loaded} of=${series} label="Loading figures">
       ${(data) => html`<${Overview} data=${data} now=${range.id === NOW ? data : now.data} /><${Charts} data=${data} />`}
     <//>`;
@@ -69,7 +69,7 @@ function Overview({ data, now }) {
   const ended = totals.ok + totals.failed;
   return html`<${Card} class="status-overview"><${Stats}>
     <${Stat} label="Generated now" value=${format.number(current("tokens_per_second"), 1)} detail="tokens/s" />
-    <${Stat} label="Running" value=${format.number(current("running"), 1)} detail=${`${format.number(current("waiting"), 1)} waiting`} />
+    <${Stat} label="Running" value=${short(current("running"))} detail=${`${short(current("waiting"))} waiting`} />
     <${Stat} label="First token" value=${format.seconds(totals.ttft_p50)} detail=${`p99 ${format.seconds(totals.ttft_p99)}`} />
     <${Stat} label="Per token" value=${format.seconds(totals.tpot_p50)} detail=${`p99 ${format.seconds(totals.tpot_p99)}`} />
     <${Stat} label="KV cache in use" value=${format.percent(current("kv_usage"))} />
@@ -89,7 +89,7 @@ function Charts({ data }) {
   /** @param {string} name */
   const percentiles = (name) => PERCENTILES.map((each, index) => ({ label: each, values: all[`${name}_${each}`], color: index + 1 }));
   const errors = Object.entries(all.errors);
-  return html`<div class="status-charts">
+  return html`<div class="grid">
     <${Card} title="Tokens per second"><${Chart} label="Tokens per second" times=${times} format=${format.short}
       series=${[{ label: "generated", values: all.tokens_per_second, fill: true }, { label: "prompt", values: all.prompt_tokens_per_second }]} /><//>
     <${Card} title="Requests at a time"><${Chart} label="Requests at a time" times=${times} minimum=${1} format=${short}
@@ -115,9 +115,9 @@ function Charts({ data }) {
   </div>`;
 }
 
-/** @param {number} value */
+/** A count, or the average of some. @param {number | null} value */
 function short(value) {
-  return Number.isInteger(value) ? format.short(value) : String(Number(value.toFixed(2)));
+  return value === null || Number.isInteger(value) ? format.short(value) : String(Number(value.toFixed(2)));
 }
 
 /** @param {{window: string}} props */
@@ -137,7 +137,7 @@ function PublicStatus({ window }) {
     <${Loaded} of=${status}>
       ${(data) => html`${data.stale && html`<${Notice} tone="warning">The database does not answer: these figures are old.<//>`}
         <${Table} caption=${`Public status, ${window}`} columns=${columns} rows=${data.models} />
-        <p class="status-note muted small">Anybody may read this at <a href=${`status?window=${window}`}>/status</a>, without a key. Last ${window}, updated ${format.time(data.updated_at)}.</p>`}
+        <p class="table-note muted small">Anybody may read this at <a href=${`status?window=${window}`}>/status</a>, without a key. Last ${window}, updated ${format.time(data.updated_at)}.</p>`}
     <//>
   <//>`;
 }

@@ -11,6 +11,7 @@ import { ModelSelect, act, list, useModels } from "../shared.js";
 
 const DAY = 86400;
 const MAX_SERIES = 5; // the others are one
+const MAX_ROWS = 100;
 const RANGES = [
   { value: "7", label: "Last 7 days" }, { value: "30", label: "Last 30 days" }, { value: "90", label: "Last 90 days" }, { value: "365", label: "Last year" },
 ];
@@ -57,9 +58,9 @@ export default function UsagePage() {
   <//>`;
 }
 
-/** The sum of rows. @param {any[]} rows @returns {any} */
-function sum(rows) {
-  return Object.fromEntries(SUMMED.map((name) => [name, rows.reduce((total, row) => total + row[name], 0)]));
+/** A sum of rows, without any yet. @param {string} name @returns {any} */
+function group(name) {
+  return { name, ...Object.fromEntries(SUMMED.map((each) => [each, 0])) };
 }
 
 /** What a group of rows is called: keys by their names. @param {any} row one of them @param {string} by */
@@ -71,12 +72,18 @@ function nameOf(row, by) {
 /** @param {{rows: any[], by: string, days: number, measure: string}} props */
 function Report({ rows, by, days, measure }) {
   const shown = /** @type {typeof MEASURES[string]} */ (MEASURES[measure]);
-  const total = sum(rows);
-  const labels = new Map(rows.map((each) => [each[by] ?? "", nameOf(each, by)]));
-  /** @param {string} name */
-  const label = (name) => labels.get(name) ?? name;
-  const names = [...new Set(rows.map((each) => each[by] ?? ""))];
-  const groups = names.map((name) => ({ name, ...sum(rows.filter((row) => (row[by] ?? "") === name)) })).sort((a, b) => shown.of(b) - shown.of(a));
+  const total = group("");
+  const all = new Map();
+  for (const row of rows) {
+    const name = row[by] ?? "";
+    const own = all.get(name) ?? { ...group(name), label: nameOf(row, by) };
+    all.set(name, own);
+    for (const each of SUMMED) {
+      total[each] += row[each];
+      own[each] += row[each];
+    }
+  }
+  const groups = [...all.values()].sort((a, b) => shown.of(b) - shown.of(a));
   const today = Math.floor(Date.now() / 1000 / DAY) * DAY;
   const times = Array.from({ length: days }, (_, index) => today - (days - 1 - index) * DAY);
   const place = new Map(times.map((time, index) => [new Date(time * 1000).toISOString().slice(0, 10), index]));
@@ -88,12 +95,12 @@ function Report({ rows, by, days, measure }) {
       const own = row[by] ?? "";
       if (index !== undefined && (name === null ? !top.includes(own) : own === name)) values[index] = (values[index] ?? 0) + shown.of(row);
     }
-    return { label: name === null ? "others" : label(name), values };
+    return { label: name === null ? "others" : all.get(name).label, values };
   });
   /** @type {(key: string, text: string, value?: (row: any) => any) => import("../shared.js").Column} */
   const figure = (key, text, value) => ({ key, label: text, numeric: true, sort: (row) => row[key], render: value ?? ((row) => format.number(row[key])) });
   const columns = [
-    { key: "name", label: `${by[0]?.toUpperCase()}${by.slice(1)}`, sort: (/** @type {any} */ row) => label(row.name), render: (/** @type {any} */ row) => label(row.name) },
+    { key: "label", label: `${by[0]?.toUpperCase()}${by.slice(1)}`, sort: (/** @type {any} */ row) => row.label },
     figure("requests", "Requests"),
     figure("failed", "Failed"),
     figure("input_tokens", "Input tokens"),
@@ -110,7 +117,8 @@ function Report({ rows, by, days, measure }) {
     <//><//>
     <${Card} title=${`${shown.label} by day and ${by}`}><${Chart} label=${`${shown.label} by day and ${by}`} height=${240} bars stacked daily whole=${measure !== "cost"} times=${times} series=${series} format=${shown.format} />
       <${Days} caption=${`${shown.label} by day and ${by}, in figures`} times=${times} series=${series} exact=${measure === "cost" ? format.money : format.number} /><//>
-    <${Card} class="flush"><${Table} caption=${`Usage by ${by}`} columns=${columns} rows=${groups} rowKey=${(row) => row.name} initialSort=${{ key: "requests", descending: true }} /><//>`;
+    <${Card} class="flush"><${Table} caption=${`Usage by ${by}`} columns=${columns} rows=${groups} limit=${MAX_ROWS} rowKey=${(row) => row.name} initialSort=${{ key: "requests", descending: true }} />
+      ${groups.length > MAX_ROWS && html`<p class="table-note muted small">${format.number(groups.length - MAX_ROWS)} more are in the CSV file.</p>`}<//>`;
 }
 
 /**
