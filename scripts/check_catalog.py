@@ -33,6 +33,8 @@ class Facts(msgspec.Struct, frozen=True):
     cache_bytes: int | None
     license: str | None
     needs_models: bool
+    vocabulary: int | None
+    hidden: int | None
 
 
 def read_facts(model: CatalogModel) -> Facts:
@@ -47,8 +49,13 @@ def read_facts(model: CatalogModel) -> Facts:
     spec = read_embedding_spec(files)
     found = _LICENSE_LINE.search((path / "README.md").read_text()) if (path / "README.md").is_file() else None
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    context = spec.max_length if spec is not None else describe(files).max_model_len
-    return Facts(size, context, 0 if spec is not None else None, found[1] if found else None, model.needs_models)
+    description = describe(files)
+    context = spec.max_length if spec is not None else description.max_model_len
+    cache, license_name = 0 if spec is not None else None, found[1] if found else None
+    config = description.config
+    return Facts(
+        size, context, cache, license_name, model.needs_models, config.get("vocab_size"), config.get("hidden_size")
+    )
 
 
 def _gguf_facts(name: str, metadata: dict[str, Any], size: int, license_tag: str | None) -> Facts:
@@ -63,7 +70,9 @@ def _gguf_facts(name: str, metadata: dict[str, Any], size: int, license_tag: str
     head_size = number("attention.key_length") or (hidden // heads if hidden and heads else None)
     cache = 2 * layers * kv_heads * head_size * _CACHE_ITEM_BYTES if layers and kv_heads and head_size else None
     stated = license_tag or metadata.get("general.license")
-    return Facts(size, number("context_length"), cache, stated, not architecture.native)
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    vocabulary = len(tokens) if isinstance(tokens, list) else number("vocab_size")
+    return Facts(size, number("context_length"), cache, stated, not architecture.native, vocabulary, hidden)
 
 
 def differences(model: CatalogModel, facts: Facts) -> list[str]:
@@ -76,9 +85,13 @@ def differences(model: CatalogModel, facts: Facts) -> list[str]:
         ("cache bytes", facts.cache_bytes, model.cache_bytes),
         ("license", _normalized(facts.license), _normalized(model.license)),
         ("needs the extra", facts.needs_models, model.needs_models),
+        ("vocabulary", facts.vocabulary, model.vocabulary),
+        ("hidden size", facts.hidden, model.hidden),
     ):
         if stated is None and what == "license" and not isinstance(model.source, HubName):
             continue  # it is that of the wheel
+        if stated is None and what == "vocabulary":
+            continue  # the beginning of a file may not say it
         if stated != entry:
             found.append(f"{what} {'not stated' if stated is None else stated}, and {entry} in the catalog")
     return found

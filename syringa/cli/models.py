@@ -43,9 +43,9 @@ def list_models() -> None:
 
 def list_available() -> None:
     """Print the models of the catalog, with what they need, and which of them fit in this machine's memory."""
-    from syringa.engine.processes.startup_plan import fitting_models
+    from syringa.engine.processes.startup_plan import catalog_needs
 
-    free, fitting = fitting_models()
+    free, needs = catalog_needs()
     table = _table("name", "kind", "parameters", "download", "memory", "fits", "context", "license", "needs", "source")
     for model in catalog.CATALOG:
         source = str(model.source) if isinstance(model.source, HubName) else "package index"
@@ -54,8 +54,8 @@ def list_available() -> None:
             model.kind,
             model.parameters,
             decimal(model.bytes),
-            decimal(model.memory),
-            "yes" if model.name in fitting else "no",
+            decimal(needs[model.name].memory),
+            "yes" if needs[model.name].fits else "no",
             f"{model.context:,}",
             model.license,
             escape("syringa[models]") if model.needs_models else "",

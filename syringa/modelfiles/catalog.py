@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from syringa.modelfiles.variants import HubName
 from syringa.types import ModelKind
 
 CONTEXT_SHOWN = 8192  # tokens of the cache in the memory that is shown
+_UNITS = {"M": 1e6, "B": 1e9}  # of numbers of weights
 
 
 class Wheels(msgspec.Struct, frozen=True):
@@ -37,6 +40,10 @@ class CatalogModel(msgspec.Struct, frozen=True):
     cache_bytes: int  # of the KV cache, per token
     context: int
     license: str
+    vocabulary: int
+    hidden: int
+    tied: bool = True  # the output layer has the weights of the embedding
+    dtype: Literal["int8", "gguf"] = "gguf"  # that `--dtype auto` chooses on a CPU with the compiled kernels
     file: str | None = None  # or folder, in the directory of pulled models, if it comes in wheels
     kind: ModelKind = "generate"
     needs_models: bool = False  # runs on transformers' definition, which comes with the extra `models`
@@ -47,9 +54,25 @@ class CatalogModel(msgspec.Struct, frozen=True):
         return self.bytes if isinstance(self.source, HubName) else self.source.bytes
 
     @property
+    def numbers(self) -> int:
+        """Approximate number of weights."""
+        return int(float(self.parameters[:-1]) * _UNITS[self.parameters[-1]])
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """Approximate bytes of the weights in memory on a CPU, by dtype."""
+        numbers, embedding = self.numbers, self.vocabulary * self.hidden
+        shared = self.kind == "embed" or self.needs_models or not self.tied  # else the output layer is held apart
+        floats = numbers if shared else numbers + embedding
+        # In int8, the embedding is in bf16.
+        int8 = numbers + embedding * (2 if self.tied and self.kind == "generate" else 1)
+        weights = {"int8": int8, "bf16": 2 * floats, "fp32": 4 * floats}
+        return weights if self.kind == "embed" else weights | {"gguf": self.bytes}
+
+    @property
     def memory(self) -> int:
         """Bytes that the weights and the cache of `CONTEXT_SHOWN` tokens take."""
-        return self.bytes + self.cache_bytes * min(self.context, CONTEXT_SHOWN)
+        return self.weights[self.dtype] + self.cache_bytes * min(self.context, CONTEXT_SHOWN)
 
 
 def _hub(
@@ -60,9 +83,12 @@ def _hub(
     cache_bytes: int,
     context: int,
     license: str,
+    embedding: tuple[int, int],
     *,
+    tied: bool = True,
     needs_models: bool = False,
 ) -> CatalogModel:
+    """Return a model of the Hugging Face Hub. `embedding`: the size of the vocabulary, and the hidden size."""
     repository, _, variant = source.partition(":")
     return CatalogModel(
         name,
@@ -72,12 +98,17 @@ def _hub(
         cache_bytes,
         context,
         license,
+        *embedding,
+        tied=tied,
+        dtype="int8" if variant == "Q8_0" else "gguf",
         needs_models=needs_models,
     )
 
 
 _PARTS = range(1, 23)
+_QWEN = 151_936  # tokens
 
+# In the order in which they are listed: by size, and models that generate text before others.
 CATALOG: tuple[CatalogModel, ...] = (
     CatalogModel(
         "default",
@@ -92,7 +123,32 @@ CATALOG: tuple[CatalogModel, ...] = (
         23_040,
         8192,
         "Apache-2.0",
-        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        49_152,
+        576,
+        dtype="int8",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
+    _hub("qwen3-0.6b", "Qwen/Qwen3-0.6B-GGUF:Q8_0", "0.6B", 0.64, 114_688, 40_960, "Apache-2.0", (_QWEN, 1024)),
+    _hub(
+        "gemma-3-1b",
+        "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M",
+        "1.0B",
+        0.81,
+        26_624,
+        32_768,
+        "Gemma",
+        (262_144, 1152),
+        needs_models=True,
+    ),
+    _hub(
+        "llama-3.2-1b",
+        "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M",
+        "1.2B",
+        0.81,
+        32_768,
+        131_072,
+        "Llama 3.2",
+        (128_256, 2048),
     ),
     CatalogModel(
         "qwen2.5-coder-1.5b",
@@ -107,23 +163,33 @@ CATALOG: tuple[CatalogModel, ...] = (
         28_672,
         32_768,
         "Apache-2.0",
-        "qwen2.5-coder-1.5b.gguf",
+        _QWEN,
+        1536,
+        file="qwen2.5-coder-1.5b.gguf",
     ),
-    _hub("qwen3-0.6b", "Qwen/Qwen3-0.6B-GGUF:Q8_0", "0.6B", 0.64, 114_688, 40_960, "Apache-2.0"),
+    _hub("qwen3-1.7b", "Qwen/Qwen3-1.7B-GGUF:Q8_0", "1.7B", 1.83, 114_688, 40_960, "Apache-2.0", (_QWEN, 2048)),
+    _hub("smollm3-3b", "ggml-org/SmolLM3-3B-GGUF:Q4_K_M", "3.1B", 1.92, 73_728, 65_536, "Apache-2.0", (128_256, 2048)),
     _hub(
-        "gemma-3-1b",
-        "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M",
-        "1.0B",
-        0.81,
-        26_624,
-        32_768,
-        "Gemma",
+        "llama-3.2-3b",
+        "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M",
+        "3.2B",
+        2.02,
+        114_688,
+        131_072,
+        "Llama 3.2",
+        (128_256, 3072),
+    ),
+    _hub(
+        "phi-4-mini",
+        "bartowski/microsoft_Phi-4-mini-instruct-GGUF:Q4_K_M",
+        "3.8B",
+        2.49,
+        131_072,
+        131_072,
+        "MIT",
+        (200_064, 3072),
         needs_models=True,
     ),
-    _hub("llama-3.2-1b", "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M", "1.2B", 0.81, 32_768, 131_072, "Llama 3.2"),
-    _hub("qwen3-1.7b", "Qwen/Qwen3-1.7B-GGUF:Q8_0", "1.7B", 1.83, 114_688, 40_960, "Apache-2.0"),
-    _hub("smollm3-3b", "ggml-org/SmolLM3-3B-GGUF:Q4_K_M", "3.1B", 1.92, 73_728, 65_536, "Apache-2.0"),
-    _hub("llama-3.2-3b", "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M", "3.2B", 2.02, 114_688, 131_072, "Llama 3.2"),
     _hub(
         "gemma-3-4b",
         "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M",
@@ -132,10 +198,31 @@ CATALOG: tuple[CatalogModel, ...] = (
         139_264,
         131_072,
         "Gemma",
+        (262_208, 2560),
         needs_models=True,
     ),
-    _hub("qwen3-4b", "Qwen/Qwen3-4B-GGUF:Q4_K_M", "4.0B", 2.5, 147_456, 40_960, "Apache-2.0"),
-    _hub("mistral-7b", "bartowski/Mistral-7B-Instruct-v0.3-GGUF:Q4_K_M", "7.2B", 4.37, 131_072, 32_768, "Apache-2.0"),
+    _hub("qwen3-4b", "Qwen/Qwen3-4B-GGUF:Q4_K_M", "4.0B", 2.5, 147_456, 40_960, "Apache-2.0", (_QWEN, 2560)),
+    _hub(
+        "qwen3-4b-2507",
+        "unsloth/Qwen3-4B-Instruct-2507-GGUF:Q4_K_M",
+        "4.0B",
+        2.5,
+        147_456,
+        262_144,
+        "Apache-2.0",
+        (_QWEN, 2560),
+    ),
+    _hub(
+        "mistral-7b",
+        "bartowski/Mistral-7B-Instruct-v0.3-GGUF:Q4_K_M",
+        "7.2B",
+        4.37,
+        131_072,
+        32_768,
+        "Apache-2.0",
+        (32_768, 4096),
+        tied=False,
+    ),
     _hub(
         "qwen2.5-coder-7b",
         "bartowski/Qwen2.5-Coder-7B-Instruct-GGUF:Q4_K_M",
@@ -144,13 +231,69 @@ CATALOG: tuple[CatalogModel, ...] = (
         57_344,
         32_768,
         "Apache-2.0",
+        (152_064, 3584),
+        tied=False,
     ),
     _hub(
-        "llama-3.1-8b", "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M", "8.0B", 4.92, 131_072, 131_072, "Llama 3.1"
+        "llama-3.1-8b",
+        "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M",
+        "8.0B",
+        4.92,
+        131_072,
+        131_072,
+        "Llama 3.1",
+        (128_256, 4096),
+        tied=False,
     ),
-    _hub("qwen3-8b", "Qwen/Qwen3-8B-GGUF:Q4_K_M", "8.2B", 5.03, 147_456, 40_960, "Apache-2.0"),
-    _hub("qwen3-14b", "Qwen/Qwen3-14B-GGUF:Q4_K_M", "14.8B", 9.0, 163_840, 40_960, "Apache-2.0"),
-    _hub("qwen3-32b", "Qwen/Qwen3-32B-GGUF:Q4_K_M", "32.8B", 19.8, 262_144, 40_960, "Apache-2.0"),
+    _hub(
+        "qwen3-8b", "Qwen/Qwen3-8B-GGUF:Q4_K_M", "8.2B", 5.03, 147_456, 40_960, "Apache-2.0", (_QWEN, 4096), tied=False
+    ),
+    _hub(
+        "qwen3-14b",
+        "Qwen/Qwen3-14B-GGUF:Q4_K_M",
+        "14.8B",
+        9.0,
+        163_840,
+        40_960,
+        "Apache-2.0",
+        (_QWEN, 5120),
+        tied=False,
+    ),
+    _hub(
+        "gpt-oss-20b",
+        "ggml-org/gpt-oss-20b-GGUF:MXFP4",
+        "20.9B",
+        12.11,
+        49_152,
+        131_072,
+        "Apache-2.0",
+        (201_088, 2880),
+        tied=False,
+        needs_models=True,
+    ),
+    _hub(
+        "qwen3-30b-a3b",
+        "Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M",
+        "30.5B",
+        18.56,
+        98_304,
+        40_960,
+        "Apache-2.0",
+        (_QWEN, 2048),
+        tied=False,
+        needs_models=True,
+    ),
+    _hub(
+        "qwen3-32b",
+        "Qwen/Qwen3-32B-GGUF:Q4_K_M",
+        "32.8B",
+        19.8,
+        262_144,
+        40_960,
+        "Apache-2.0",
+        (_QWEN, 5120),
+        tied=False,
+    ),
     CatalogModel(
         "embedding",
         WheelFolder(
@@ -169,8 +312,11 @@ CATALOG: tuple[CatalogModel, ...] = (
         0,
         256,
         "Apache-2.0",
-        "all-MiniLM-L6-v2",
-        "embed",
+        30_522,
+        384,
+        dtype="int8",
+        file="all-MiniLM-L6-v2",
+        kind="embed",
     ),
 )
 

@@ -10,15 +10,18 @@ import pytest
 
 from syringa.cli import models
 from syringa.cli.models import ensure_model
+from syringa.engine.loading import precision
 from syringa.engine.processes import startup_plan
 from syringa.engine.processes.nvml import GpuMemory
+from syringa.errors import ModelError
+from syringa.modelfiles import catalog
 from tests.cli.conftest import Result
 from tests.engine.loading.gguf_files import write_gguf
 
 GB = 10**9
 TOO_LARGE = (
-    "qwen3-32b needs 20.8 GB of memory (19.8 GB for its weights in gguf) and 16.0 GB are free: "
-    "qwen3-14b of `syringa models --available` fits (10.8 GB)"
+    "qwen3-32b needs 20.9 GB of memory (19.8 GB for its weights in gguf) and 16.0 GB are free: "
+    "qwen3-14b of `syringa models --available` fits (10.9 GB)"
 )
 
 
@@ -109,4 +112,50 @@ def test_pull_downloads_a_model_that_does_not_fit_with_a_warning(
 
 def test_models_available_says_which_models_need_the_extra(syringa: Callable[..., Result]) -> None:
     lines = syringa("models", "--available").out.splitlines()
-    assert [line.split()[0] for line in lines if "syringa[models]" in line] == ["gemma-3-1b", "gemma-3-4b"]
+    assert [line.split()[0] for line in lines if "syringa[models]" in line] == [
+        *("gemma-3-1b", "phi-4-mini", "gemma-3-4b", "gpt-oss-20b", "qwen3-30b-a3b")
+    ]
+
+
+UNITS = {"MB": 1e6, "GB": 1e9}
+
+
+def listed(out: str) -> dict[str, tuple[str, float, float, str]]:
+    """Return the kind, the sizes of files and in memory, and whether it fits, of each model that is listed."""
+    rows = {}
+    for line in out.splitlines()[1 : out.splitlines().index("")]:
+        name, kind, _, size, size_unit, memory, memory_unit, fits, *_ = line.split()
+        rows[name] = kind, float(size) * UNITS[size_unit], float(memory) * UNITS[memory_unit], fits
+    return rows
+
+
+def test_models_available_are_listed_by_size(syringa: Callable[..., Result]) -> None:
+    rows = list(listed(syringa("models", "--available").out).values())
+    assert len(rows) == len(catalog.CATALOG)
+    kinds, sizes, _, _ = zip(*rows, strict=True)
+    assert kinds[:-1] == ("generate",) * (len(rows) - 1)
+    assert kinds[-1] == "embed"
+    assert list(sizes[:-1]) == sorted(sizes[:-1])
+
+
+@pytest.mark.parametrize(("kernels", "weights"), [("avx2", 0.91), ("base", 0.91), (None, 1.51)])
+def test_models_available_count_the_embedding_beside_int8(
+    kernels: str | None, weights: float, syringa: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup_plan, "kernel_variant", lambda: kernels)
+    monkeypatch.setattr(precision, "cpu_flags", lambda: {"amx_bf16"})
+    memory = weights * GB + 8192 * 114_688
+    for free, fits in ((memory + 0.38 * GB, "no"), (memory + 0.45 * GB, "yes")):
+        monkeypatch.setattr(startup_plan, "available_memory", lambda free=free: int(free))
+        row = listed(syringa("models", "--available").out)["qwen3-0.6b"]
+        assert row == ("generate", 0.64 * GB, pytest.approx(memory, abs=0.06 * GB), fits)
+
+
+def test_model_that_fits_without_its_embedding_only_is_not_downloaded(
+    downloads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 2.32 GB of weights in int8 with the embedding, a short cache, and the program.
+    monkeypatch.setattr(startup_plan, "available_memory", lambda: int(2.9 * GB))
+    with pytest.raises(ModelError, match=r"qwen3-1.7b needs 3\.\d\d GB of memory \(2\.32 GB for its weights in int8\)"):
+        ensure_model({"model": "qwen3-1.7b"}, None)
+    assert downloads == []

@@ -15,13 +15,17 @@ ARCHITECTURE = {
     "qwen3-1.7b": "qwen3",
     "smollm3-3b": "smollm3",
     "llama-3.2-3b": "llama",
+    "phi-4-mini": "phi3",
     "gemma-3-4b": "gemma3",
     "qwen3-4b": "qwen3",
+    "qwen3-4b-2507": "qwen3",
     "mistral-7b": "llama",
     "qwen2.5-coder-7b": "qwen2",
     "llama-3.1-8b": "llama",
     "qwen3-8b": "qwen3",
     "qwen3-14b": "qwen3",
+    "gpt-oss-20b": "gpt-oss",
+    "qwen3-30b-a3b": "qwen3moe",
     "qwen3-32b": "qwen3",
 }
 
@@ -31,4 +35,12 @@ def test_models_that_do_not_run_natively_need_the_extra() -> None:
     types = {name: ARCHITECTURES[architecture].model_type for name, architecture in ARCHITECTURE.items()}
     expected = {name: not is_native({"model_type": kind}) for name, kind in types.items()}
     assert needs == expected | {"embedding": not is_native_embedding({"model_type": "bert"})}
-    assert [name for name, needed in needs.items() if needed] == ["gemma-3-1b", "gemma-3-4b"]
+    assert [name for name, needed in needs.items() if needed] == [
+        *("gemma-3-1b", "phi-4-mini", "gemma-3-4b", "gpt-oss-20b", "qwen3-30b-a3b")
+    ]
+
+
+def test_models_are_in_the_order_of_their_size() -> None:
+    models = list(catalog.CATALOG)
+    assert models == sorted(models, key=lambda model: (model.kind != "generate", model.bytes))
+    assert len({model.name for model in models}) == len(models)

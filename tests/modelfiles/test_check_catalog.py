@@ -20,7 +20,7 @@ from .fake_hub import FakeHub, fake_hub
 from .gguf_builder import TENSORS, gguf, llama
 
 MODEL = gguf(llama(), TENSORS)
-RIGHT = CatalogModel("right", HubName("org/model-GGUF", "Q4_K_M"), "1M", len(MODEL), 16, 64, "Llama 3.2")
+RIGHT = CatalogModel("right", HubName("org/model-GGUF", "Q4_K_M"), "1M", len(MODEL), 16, 64, "Llama 3.2", 6, 8)
 Check = Callable[..., tuple[int, str]]
 
 
@@ -61,6 +61,8 @@ def test_right_entry_is_as_in_the_catalog(check: Check) -> None:
         ({"cache_bytes": 32}, "cache bytes 16, and 32 in the catalog"),
         ({"license": "Apache-2.0"}, "license llama3.2, and apache-2.0 in the catalog"),
         ({"needs_models": True}, "needs the extra False, and True in the catalog"),
+        ({"vocabulary": 7}, "vocabulary 6, and 7 in the catalog"),
+        ({"hidden": 16}, "hidden size 8, and 16 in the catalog"),
         (
             {"source": HubName("org/model-GGUF", "Q2_K")},
             "org/model-GGUF has no Q2_K; it has Q4_K_M",
@@ -104,7 +106,8 @@ def test_embedding_model_is_compared_with_its_folder(
 ) -> None:
     folder = tmp_path / "models" / "all-MiniLM-L6-v2"
     folder.mkdir(parents=True)
-    config = {"architectures": ["BertModel"], "model_type": "bert", "hidden_size": 8, "max_position_embeddings": 32}
+    config: dict[str, Any] = {"architectures": ["BertModel"], "model_type": "bert", "max_position_embeddings": 32}
+    config |= {"vocab_size": 30_522, "hidden_size": 384}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n")

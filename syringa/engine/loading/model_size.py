@@ -33,7 +33,6 @@ GPU_BYTES_PER_WEIGHT = {"bf16": 2.0, "fp8": 1.0, "int4": 0.6, "mxfp4": 0.6}  # s
 _CPU_BYTES_PER_WEIGHT = {"int8": 1, "bf16": 2, "fp32": 4}
 _SCALE_BYTES = 4  # of an output channel in int8
 _HALF_BYTES = 2
-_UNITS = {"M": 1e6, "B": 1e9}  # of the numbers of weights in the catalog
 
 # general.file_type of GGUF files.
 _FILE_TYPES = {
@@ -117,20 +116,20 @@ def read_model_size(files: ModelFiles, description: ModelDescription) -> ModelSi
 
 
 def estimate_model_size(entry: CatalogModel) -> ModelSize:
-    """Return what a model of the catalog takes at least, before its files are there."""
-    parameters = int(float(entry.parameters[:-1]) * _UNITS[entry.parameters[-1]])
-    weights = {dtype: parameters * size for dtype, size in _CPU_BYTES_PER_WEIGHT.items()}
+    """Return about what `read_model_size` will find for a model of the catalog, before its files are there."""
     folder = isinstance(entry.source, WheelFolder)
     return ModelSize(
         name=entry.name,
         architecture="",
         format="safetensors" if folder else "GGUF",
-        parameters=parameters,
+        parameters=entry.numbers,
         native=not entry.needs_models,
-        weights=weights if folder else weights | {"gguf": entry.bytes},
+        weights=entry.weights,
         file_bytes=0 if folder else entry.bytes,
+        loading={"int8": entry.numbers * _HALF_BYTES} if entry.needs_models else {},
         cache_numbers=entry.cache_bytes // CACHE_DEFAULT_BYTES,
         max_model_len=entry.context,
+        vocab_size=entry.vocabulary,
         kind=entry.kind,
     )
 

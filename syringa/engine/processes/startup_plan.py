@@ -8,11 +8,11 @@ from syringa import modelfiles
 from syringa.config import Config, ModelSpec
 from syringa.engine.cpu.features import available_cores, available_memory
 from syringa.engine.cpu.native import kernel_variant
-from syringa.engine.loading import alternatives
 from syringa.engine.loading.memory_plan import PROGRAM_BYTES, MemorySettings, plan_gpu_memory, plan_memory
 from syringa.engine.loading.memory_plan import MemoryPlan as MemoryPlan
 from syringa.engine.loading.model_size import ModelSize, estimate_model_size, read_model_size
 from syringa.engine.loading.model_size import gigabytes as gigabytes
+from syringa.engine.loading.precision import choose_dtype
 from syringa.engine.loading.preview_size import estimate_gguf, read_folder
 from syringa.engine.models.config import is_native
 from syringa.engine.models.hf import check_transformers
@@ -23,7 +23,7 @@ from syringa.engine.processes.nvml import gpu_memories
 from syringa.engine.vllm.launch import check_interpreter
 from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import ModelError
-from syringa.modelfiles.catalog import CONTEXT_SHOWN, CatalogModel
+from syringa.modelfiles.catalog import CATALOG, CONTEXT_SHOWN, CatalogModel
 from syringa.modelfiles.gguf_config import check_architecture
 from syringa.modelfiles.preview import Preview
 
@@ -112,7 +112,20 @@ def _check_memory(size: ModelSize, options: WorkerOptions, device: eviction.Devi
     plan_memory(size, MemorySettings.of(options), free=free, kernels=kernels, cores=available_cores())
 
 
-def fitting_models() -> tuple[int, set[str]]:
-    """Return the free bytes of this machine, and the names of the models of the catalog that fit in them."""
-    free = available_memory()
-    return free, {entry.name for entry in alternatives.fitting_models(free, PROGRAM_BYTES)}
+class CatalogNeed(msgspec.Struct, frozen=True):
+    """What a model of the catalog takes of this machine's memory with `--dtype auto`."""
+
+    memory: int  # of the weights and a cache of `CONTEXT_SHOWN` tokens
+    fits: bool
+
+
+def catalog_needs() -> tuple[int, dict[str, CatalogNeed]]:
+    """Return the free bytes of this machine, and what each model of the catalog takes of them, by its name."""
+    free, kernels = available_memory(), kernel_variant()
+    needs = {}
+    for entry in CATALOG:
+        size = estimate_model_size(entry)
+        dtype = choose_dtype(size, "auto", kernels)
+        memory = size.weights[dtype] + size.cache_bytes(dtype) * min(entry.context, CONTEXT_SHOWN)
+        needs[entry.name] = CatalogNeed(memory, memory + PROGRAM_BYTES <= free)
+    return free, needs

@@ -15,7 +15,9 @@ from syringa.engine.loading.model_size import ModelSize, estimate_model_size, gi
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import catalog, describe, locate
+from syringa.modelfiles.variants import HubName
 from tests.engine.loading.gguf_files import HIDDEN, INTERMEDIATE, KV, MATRICES, VOCAB, quantized_bytes, write_gguf
+from tests.modelfiles.gguf_builder import StoredTensor, Tensor, gguf, llama
 
 LINEAR = sum(inputs * outputs for inputs, outputs in MATRICES.values())
 EMBEDDING = HIDDEN * VOCAB
@@ -111,12 +113,82 @@ def test_cache_bytes_are_those_of_the_cache(tmp_path: Path) -> None:
         assert found.cache_bytes(dtype) * BLOCK_SIZE == CacheTensors.bytes_per_block(1, 2, 64, kind)
 
 
-def test_estimate_of_catalog_model_has_the_bytes_of_its_file_and_cache() -> None:
-    for entry in catalog.CATALOG:
-        size = estimate_model_size(entry)
-        assert size.cache_bytes("bf16") == entry.cache_bytes
-        assert size.weights.get("gguf") == (entry.bytes if entry.kind == "generate" else None)
-        assert 0.25 * size.weights["bf16"] < entry.bytes <= size.weights["fp32"]
+@pytest.mark.parametrize("entry", catalog.CATALOG, ids=lambda entry: entry.name)
+def test_estimate_of_catalog_model_has_the_bytes_of_its_file_and_cache(entry: catalog.CatalogModel) -> None:
+    size = estimate_model_size(entry)
+    assert size.cache_bytes("bf16") == entry.cache_bytes
+    assert size.vocab_size == entry.vocabulary
+    assert size.weights.get("gguf") == (entry.bytes if entry.kind == "generate" else None)
+    assert 0.25 * size.weights["bf16"] < entry.bytes <= size.weights["fp32"]
+    # The memory that is listed is that of the dtype that will be chosen.
+    assert precision.choose_dtype(size, "auto", "avx2") == entry.dtype
+    assert entry.memory == size.weights[entry.dtype] + entry.cache_bytes * min(entry.context, catalog.CONTEXT_SHOWN)
+
+
+LAYOUTS = {  # types of the embedding and the output layer, of ffn_down, and of other matrices
+    "Q8_0": ("Q8_0", "Q8_0", "Q8_0"),
+    "Q4_K_M": ("Q6_K", "Q6_K", "Q4_K"),
+}
+BLOCKS = {"Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210)}  # number, values, bytes
+
+
+def write_layout(path: Path, layout: str, *, tied: bool) -> catalog.CatalogModel:
+    """Write a model whose embedding is large, and return how the catalog describes it."""
+    hidden, inner, kv, vocabulary, layers = 512, 1024, 256, 2048, 2
+    ends, down, other = LAYOUTS[layout]
+    shapes = {"token_embd": (hidden, vocabulary, ends)} | ({} if tied else {"output": (hidden, vocabulary, ends)})
+    for layer in range(layers):
+        matrices = {"attn_q": (hidden, hidden), "attn_k": (hidden, kv), "attn_v": (hidden, kv)}
+        matrices |= {"attn_output": (hidden, hidden), "ffn_gate": (hidden, inner), "ffn_up": (hidden, inner)}
+        shapes |= {f"blk.{layer}.{name}": (*shape, other) for name, shape in matrices.items()}
+        shapes[f"blk.{layer}.ffn_down"] = (inner, hidden, down)
+    tensors: dict[str, Tensor] = {"output_norm.weight": (hidden,)}
+    for name, (inputs, outputs, kind) in shapes.items():
+        number, values, size = BLOCKS[kind]
+        tensors[f"{name}.weight"] = StoredTensor((inputs, outputs), number, bytes(inputs * outputs // values * size))
+    tensors |= {f"blk.{layer}.{name}_norm.weight": (hidden,) for layer in range(layers) for name in ("attn", "ffn")}
+    tokens = ["<|endoftext|>", "<|im_end|>", *map(str, range(vocabulary - 2))]
+    metadata = llama(
+        llama__block_count=layers,
+        llama__embedding_length=hidden,
+        llama__feed_forward_length=inner,
+        llama__attention__head_count=8,
+        llama__attention__head_count_kv=4,
+        llama__context_length=4096,
+        tokenizer__ggml__tokens=tokens,
+        tokenizer__ggml__token_type=[3, 3, *[1] * (vocabulary - 2)],
+    )
+    path.write_bytes(gguf(metadata, tensors))
+    numbers = sum(inputs * outputs for inputs, outputs, _ in shapes.values())
+    return catalog.CatalogModel(
+        name="small",
+        source=HubName("org/small-GGUF", layout),
+        parameters=f"{numbers / 1e6:.3f}M",
+        bytes=path.stat().st_size,
+        cache_bytes=2 * layers * kv * 2,
+        context=4096,
+        license="MIT",
+        vocabulary=vocabulary,
+        hidden=hidden,
+        tied=tied,
+        dtype="int8" if layout == "Q8_0" else "gguf",
+    )
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_estimate_of_catalog_model_agrees_with_its_file(
+    layout: str, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = write_layout(tmp_path / "m.gguf", layout, tied=tied)
+    found, estimate = read(tmp_path / "m.gguf"), estimate_model_size(entry)
+    assert estimate.weights == {dtype: pytest.approx(size, rel=0.03) for dtype, size in found.weights.items()}
+    assert estimate.cache_bytes("bf16") == found.cache_bytes("bf16")
+    assert (estimate.native, estimate.vocab_size, estimate.loading) == (found.native, found.vocab_size, found.loading)
+    monkeypatch.setattr(precision, "MIN_GGUF_PARAMETERS", 0)
+    for size in (found, estimate):
+        assert precision.choose_dtype(size, "auto", "avx2") == entry.dtype
+    assert entry.memory == pytest.approx(found.weights[entry.dtype] + 4096 * entry.cache_bytes, rel=0.03)
 
 
 def test_read_size_of_unreadable_model_is_none(tmp_path: Path) -> None:
