@@ -58,7 +58,7 @@ def list_available() -> None:
             "yes" if needs[model.name].fits else "no",
             f"{model.context:,}",
             model.license,
-            escape("syringa[models]") if model.needs_models else "",
+            _extra(model),
             source,
         )
     console = Console(width=400, highlight=False)
@@ -68,6 +68,13 @@ def list_available() -> None:
         "`syringa pull NAME` downloads a model, `syringa serve --model NAME` serves it.",
         soft_wrap=True,
     )
+
+
+def _extra(model: catalog.CatalogModel) -> str:
+    """Return what must be installed beside Syringa, and on which machines."""
+    if not model.needs_models:
+        return ""
+    return escape("syringa[models] on a CPU" if model.native_on_gpu else "syringa[models]")
 
 
 def _kind(name: str, path: str) -> str:

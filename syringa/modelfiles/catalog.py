@@ -46,7 +46,8 @@ class CatalogModel(msgspec.Struct, frozen=True):
     dtype: Literal["int8", "gguf"] = "gguf"  # that `--dtype auto` chooses on a CPU with the compiled kernels
     file: str | None = None  # or folder, in the directory of pulled models, if it comes in wheels
     kind: ModelKind = "generate"
-    needs_models: bool = False  # runs on transformers' definition, which comes with the extra `models`
+    needs_models: bool = False  # runs on transformers' definition on a CPU, which comes with the extra `models`
+    native_on_gpu: bool = False  # needs no extra there
 
     @property
     def download_bytes(self) -> int:
@@ -87,6 +88,7 @@ def _hub(
     *,
     tied: bool = True,
     needs_models: bool = False,
+    native_on_gpu: bool = False,
 ) -> CatalogModel:
     """Return a model of the Hugging Face Hub. `embedding`: the size of the vocabulary, and the hidden size."""
     repository, _, variant = source.partition(":")
@@ -102,6 +104,7 @@ def _hub(
         tied=tied,
         dtype="int8" if variant == "Q8_0" else "gguf",
         needs_models=needs_models,
+        native_on_gpu=native_on_gpu,
     )
 
 
@@ -270,6 +273,7 @@ CATALOG: tuple[CatalogModel, ...] = (
         (201_088, 2880),
         tied=False,
         needs_models=True,
+        native_on_gpu=True,
     ),
     _hub(
         "qwen3-30b-a3b",
@@ -282,6 +286,7 @@ CATALOG: tuple[CatalogModel, ...] = (
         (_QWEN, 2048),
         tied=False,
         needs_models=True,
+        native_on_gpu=True,
     ),
     _hub(
         "qwen3-32b",

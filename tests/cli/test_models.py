@@ -101,6 +101,19 @@ def test_model_of_a_missing_extra_is_refused_before_its_download(
     assert downloads == []
 
 
+@pytest.mark.usefixtures("_no_transformers")
+def test_model_that_needs_the_extra_on_a_cpu_is_downloaded_for_a_gpu(
+    downloads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelError, match=r"gpt-oss-20b runs on transformers' definition"):
+        ensure_model({"model": "gpt-oss-20b"}, None)
+    monkeypatch.setattr(startup_plan, "gpu_memories", lambda: [GpuMemory(70 * GB, 80 * GB, "0")])
+    ensure_model({"model": "gpt-oss-20b"}, None)
+    with pytest.raises(ModelError, match=r"gemma-3-1b runs on transformers' definition"):
+        ensure_model({"model": "gemma-3-1b"}, None)
+    assert downloads == ["gpt-oss-20b"]
+
+
 def test_pull_downloads_a_model_that_does_not_fit_with_a_warning(
     downloads: list[str], syringa: Callable[..., Result]
 ) -> None:

@@ -38,6 +38,9 @@ def test_models_that_do_not_run_natively_need_the_extra() -> None:
     assert [name for name, needed in needs.items() if needed] == [
         *("gemma-3-1b", "phi-4-mini", "gemma-3-4b", "gpt-oss-20b", "qwen3-30b-a3b")
     ]
+    on_gpu = [model.name for model in catalog.CATALOG if model.native_on_gpu]
+    assert on_gpu == [name for name, kind in types.items() if needs[name] and is_native({"model_type": kind}, "cuda")]
+    assert on_gpu == ["gpt-oss-20b", "qwen3-30b-a3b"]
 
 
 def test_models_are_in_the_order_of_their_size() -> None:

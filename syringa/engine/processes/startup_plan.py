@@ -69,9 +69,10 @@ def check_catalog_model(entry: CatalogModel, spec: ModelSpec, config: Config) ->
     options = WorkerOptions.from_config(spec, config)
     if options.engine == "vllm":
         return
-    if entry.needs_models:
+    device = _expected_device(options, config)
+    if entry.needs_models and not (entry.native_on_gpu and device == "cuda"):
         check_transformers(entry.name)
-    _check_memory(estimate_model_size(entry), options, _expected_device(options, config))
+    _check_memory(estimate_model_size(entry), options, device)
 
 
 def check_preview(preview: Preview, spec: ModelSpec, config: Config) -> None:
