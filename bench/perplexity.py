@@ -5,7 +5,7 @@
     python -m bench.perplexity --resume            keep what an earlier, interrupted run has measured
 
 One precision is in memory at a time; fp32 takes 4 bytes per weight (6 GB for 1.5B). Every text is written to the
-results as soon as it is measured.
+results as soon as it is measured, with a fingerprint of the kernels: results of others are not resumed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
+import hashlib
 import math
 import sys
 import time
@@ -27,7 +28,8 @@ from rich.table import Table
 
 from bench.pages import replace_section
 from syringa.engine.cpu.features import disable_broken_amx
-from syringa.errors import SyringaError
+from syringa.engine.cpu.native import kernel_variant
+from syringa.errors import ConfigError, SyringaError
 from syringa.modelfiles import ModelFiles, load_tokenizer, locate
 from syringa.types import EngineRequest, SamplingParams, StopConditions
 
@@ -38,6 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TEXTS = sorted((ROOT / "tests" / "data" / "texts").glob("*.txt"))
 RESULTS = ROOT / "bench" / "results" / "perplexity.json"
 PAGE = ROOT / "docs" / "performance.md"
+KERNELS = ROOT / "syringa" / "engine" / "cpu"
 REFERENCE = "fp32"
 LIMIT = 1.01  # of the perplexity in fp32
 
@@ -60,6 +63,7 @@ class PerplexityResults(msgspec.Struct):
     model: str
     day: str
     texts: list[TextPerplexity]
+    kernels: str = ""  # `kernels_fingerprint` of all of them
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,7 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
         results = load_results(options.output, files.name, prompts) if options.resume else None
         if results is None:
             texts = [TextPerplexity(text=name, tokens=len(tokens)) for name, tokens in prompts.items()]
-            results = PerplexityResults(model=files.name, day=datetime.date.today().isoformat(), texts=texts)
+            day = datetime.date.today().isoformat()
+            results = PerplexityResults(model=files.name, day=day, texts=texts, kernels=kernels_fingerprint())
         for dtype in (options.dtype, REFERENCE):
             _measure(console, files, dtype, prompts, results, options.output)
     except SyringaError as error:
@@ -148,12 +153,31 @@ def _prompts(files: ModelFiles, limit: int) -> dict[str, list[int]]:
 
 
 def load_results(path: Path, model: str, prompts: dict[str, list[int]]) -> PerplexityResults | None:
-    """Return the results of an earlier run, if it was of the same model and the same number of tokens."""
+    """Return the results of an earlier run, if it was of the same model and the same number of tokens.
+
+    Raise `ConfigError` if it was of other kernels: half of the table would be theirs.
+    """
     if not path.is_file():
         return None
     results = msgspec.json.decode(path.read_bytes(), type=PerplexityResults)
     same = {text.text: text.tokens for text in results.texts} == {name: len(each) for name, each in prompts.items()}
-    return results if same and results.model == model else None
+    if not same or results.model != model:
+        return None
+    if results.kernels != (current := kernels_fingerprint()):
+        raise ConfigError(
+            f"{path} was measured with other kernels ({results.kernels or 'not recorded'}, and these are {current}): "
+            "leave out --resume"
+        )
+    return results
+
+
+def kernels_fingerprint(folder: Path = KERNELS) -> str:
+    """Return a hash of what decides about the products: the sources of kernels and layers, and the instruction set."""
+    digest = hashlib.sha256((kernel_variant() or "").encode())
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".py", ".h", ".cpp"):
+            digest.update(f"\0{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _rows(results: PerplexityResults, dtype: str) -> list[list[str]]:
@@ -191,7 +215,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="qwen2.5-coder-1.5b", help="name, GGUF file or folder")
     parser.add_argument("--dtype", choices=["gguf", "int8", "bf16"], default="gguf", help="(default: gguf)")
     parser.add_argument("--tokens", type=int, default=0, help="of each text at most; 0: all (default)")
-    parser.add_argument("--resume", action="store_true", help="keep the results of an earlier run of the same texts")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the results of an earlier run of the same texts and kernels"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS, help="results file (default: bench/results)")
     parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md as well")
     options = parser.parse_args(arguments)
