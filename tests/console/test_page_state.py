@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -132,7 +133,7 @@ async def test_model_that_was_removed_is_not_used(browser: Browser, config: Conf
         name = "Compare" if path == "/embeddings" else "Complete"
         async with page.expect_request(lambda each: each.method == "POST") as sent:
             await page.get_by_role("button", name=name, exact=True).click()
-        assert (await sent.value).post_data_json["model"] == "new"
+        assert json.loads((await sent.value).post_data or "")["model"] == "new"
         await expect(page.get_by_role("alert")).to_be_visible()  # the server has no such model
         await page.unroute_all(behavior="ignoreErrors")
 

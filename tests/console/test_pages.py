@@ -18,6 +18,7 @@ from tests.console.browser import DESKTOP, PHONE, open_page
 from tests.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.slow
+TABLET, LARGE = (768, 1024), (1600, 1000)
 # Each page, and what is there once it has loaded.
 PAGES = {
     "/chat": "[aria-label='Message'], textarea",
@@ -55,7 +56,9 @@ async def busy_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("path", PAGES)
 @pytest.mark.parametrize(
-    ("size", "dark"), [(DESKTOP, False), (DESKTOP, True), (PHONE, True)], ids=["light", "dark", "phone"]
+    ("size", "dark"),
+    [(DESKTOP, False), (DESKTOP, True), (PHONE, True), (TABLET, False), (LARGE, False)],
+    ids=["light", "dark", "phone", "tablet", "large"],
 )
 async def test_page_is_accessible(
     browser: Browser, busy_server: httpx.AsyncClient, path: str, size: tuple[int, int], dark: bool
