@@ -18,12 +18,13 @@ from starlette.types import Message, Scope
 from syringa import logs
 from syringa.api.batches import LINE_ENDPOINT
 from syringa.api.error_formats import error_envelope
-from syringa.errors import SyringaError
+from syringa.errors import OUT_OF_MEMORY_CODE, SyringaError, WorkerLost
 from syringa.http.context import RequestContext, set_request_context
 from syringa.http.routing import Endpoint, Handler
 from syringa.service.batches.run import LineRequest, LineResponse
 from syringa.service.usage.accounting import RequestAccounting
 from syringa.store import FinishedResponse
+from syringa.types import in_background
 
 logger = logging.getLogger("syringa.http")
 
@@ -41,6 +42,7 @@ class BatchLineExecutor:
     async def __call__(self, line: LineRequest) -> LineResponse:
         """Run a line and return its response. Raises nothing but `CancelledError`, which aborts the request."""
         logs.request_id.set(line.request_id)
+        in_background.set(True)
         endpoint, handler = self._endpoints[line.endpoint]
         accounting = RequestAccounting([], line.caller, LINE_ENDPOINT, line.request_id)
         accounting.background = True
@@ -57,7 +59,7 @@ class BatchLineExecutor:
             "headers": exchange.headers,
         }
         set_request_context(scope, context)
-        retry_after = None
+        retry_after, suspect = None, False
         try:
             response = await handler(Request(scope, exchange.receive))
             await response(scope, exchange.receive, exchange.send)
@@ -68,10 +70,11 @@ class BatchLineExecutor:
             exchange.fail(error)
             if isinstance(error, SyringaError) and error.status == _UNAVAILABLE:
                 retry_after = error.retry_after or 1.0
+                suspect = isinstance(error, WorkerLost) or error.code == OUT_OF_MEMORY_CODE
         finally:
             accounting.close()
         stored = finished[-1] if finished else None
-        return LineResponse(exchange.status, exchange.body, accounting, retry_after, exchange.ignored, stored)
+        return LineResponse(exchange.status, exchange.body, accounting, retry_after, suspect, exchange.ignored, stored)
 
 
 class _Exchange:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -42,8 +43,10 @@ logger = logging.getLogger("syringa.service")
 T = TypeVar("T")
 
 LEASE_SECONDS = 15.0
-MAX_ATTEMPTS = 8  # of a line, while the model is unavailable or overloaded
-MAX_RETRY_SECONDS = 60.0
+MAX_ATTEMPTS = 8  # of a line that may itself be the reason why it fails
+# After so many lines in a row that found no model or no capacity, lines are run one at a time, with pauses between.
+MAX_REFUSALS = 8
+MAX_RETRY_SECONDS = 60.0  # the longest pause
 LINE_BYTES = 64 << 20  # bodies of the lines that a process runs at a time
 _DAY = 86400
 
@@ -78,6 +81,7 @@ class LineResponse(NamedTuple):
     body: bytes  # JSON
     accounting: RequestAccounting
     retry_after: float | None = None  # seconds; None: running it again would not help
+    suspect: bool = False  # whether the request may be the reason why it has failed
     ignored: str = ""  # names of the fields of the body that were not acted on
     stored: FinishedResponse | None = None  # what is stored together with the result
 
@@ -116,6 +120,10 @@ class BatchRun:
         self._problem: LineProblem | None = None
         self._stopping = False  # this process ends
         self._writer: ResultWriter | None = None
+        self._left: set[int] = set()  # lines that found no model or no capacity, to be run again
+        self._refusals = self._pauses = 0  # since a line had a result
+        self._retry_after = 0.0
+        self._attempts: Counter[int] = Counter()  # by line, of those that are limited
 
     def end(self, reason: EndReason, problem: LineProblem | None = None) -> None:
         """Run no more lines. `stopped`: this process ends, and another one goes on. The first reason counts."""
@@ -237,25 +245,40 @@ class BatchRun:
             await writer.abandon()
 
     async def _feed(self, done: Collection[int], writer: ResultWriter) -> None:
+        """Run the lines that are not done, and again those that find their models unavailable or overloaded."""
+        await self._feed_lines(lambda number: number not in done, CustomIds(), writer)
+        while self._left:
+            await self._pause()
+            left, self._left = self._left, set()
+            await self._feed_lines(left.__contains__, None, writer)
+
+    async def _feed_lines(self, is_wanted: Callable[[int], bool], ids: CustomIds | None, writer: ResultWriter) -> None:
+        """Run some lines of the file. `ids`: to find duplicates; None if they have their results."""
         services, batch = self._services, self.batch
-        ids, tasks = CustomIds(), set[asyncio.Task[None]]()
+        tasks = set[asyncio.Task[None]]()
         try:
             with await services.files.open(batch.input_file) as file:
                 async for line in read_lines(file, services.max_line):
+                    if ids is None and not is_wanted(line.number):
+                        continue
                     parsed = parse_line(line, batch.endpoint, services.max_line)
-                    if isinstance(parsed, BatchLine) and not ids.is_new(parsed.custom_id):
+                    if ids is not None and isinstance(parsed, BatchLine) and not ids.is_new(parsed.custom_id):
                         parsed = _duplicate(parsed.custom_id, line.number)
-                    if line.number in done:
+                    if not is_wanted(line.number):
                         continue
                     if isinstance(parsed, LineProblem):
                         id = line_id(batch.id, line.number)
                         body = error_line(id, custom_id_of(line), parsed.code, parsed.message)
                         await writer.add(BatchResult(line=line.number, failed=True, body=body))
                         continue
+                    if paused := self._refusals >= MAX_REFUSALS:
+                        await self._pause()
                     slot = await self._reserve(len(parsed.body))
                     task = asyncio.create_task(self._run_line(line.number, parsed, writer, slot))
                     tasks.add(task)
                     task.add_done_callback(lambda each: None if _has_failed(each) else tasks.discard(each))
+                    if paused:
+                        await asyncio.wait({task})
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
@@ -278,15 +301,20 @@ class BatchRun:
             response = await self._execute(id, line.body)
             if response is None:
                 return
+            if response.retry_after is not None and self._may_retry(number, response):
+                self._left.add(number)
+                self._refusals += 1
+                self._retry_after = response.retry_after
+                return
+            self._refusals = self._pauses = 0
             body = response_line(id, line.custom_id, response.status, id, response.body, response.ignored)
             usage = self._services.usage_of(response.accounting, id)
             failed = response.status >= 400
             await writer.add(BatchResult(line=number, failed=failed, body=body, usage=usage, response=response.stored))
 
     async def _execute(self, id: str, body: bytes) -> LineResponse | None:
-        """Run a line, again if it failed for want of a model. None: the batch may not go on."""
+        """Run a line. None: the batch may not go on."""
         services = self._services
-        attempt = 0
         while True:
             try:
                 caller = services.find_caller(self.batch.key)
@@ -297,13 +325,25 @@ class BatchRun:
                 self.revoke()
                 return None
             response = await services.execute(LineRequest(caller, self.batch.endpoint, id, body))
-            attempt += 1
             if response.status == 401:  # the key was revoked meanwhile
                 self.revoke()
                 return None
-            if response.retry_after is None or attempt == MAX_ATTEMPTS:
-                return response
-            await services.sleep(min(MAX_RETRY_SECONDS, response.retry_after * 2 ** (attempt - 1)))
+            return response
+
+    def _may_retry(self, number: int, response: LineResponse) -> bool:
+        """Return whether a line that has failed waits for its model, until the completion window ends."""
+        if not response.suspect:
+            return True
+        self._attempts[number] += 1
+        return self._attempts[number] < MAX_ATTEMPTS
+
+    async def _pause(self) -> None:
+        """Wait for models to become available, longer each time until a line has a result."""
+        seconds = min(MAX_RETRY_SECONDS, self._retry_after * 2 ** min(self._pauses, 16))
+        if not self._pauses and self._refusals >= MAX_REFUSALS:
+            logger.warning("batches: waits for a model: batch=%s lines=%d", self.batch.id, len(self._left))
+        self._pauses += 1
+        await self._services.sleep(seconds)
 
     def revoke(self) -> None:
         """End the batch because its API key is no longer valid."""

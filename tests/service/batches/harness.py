@@ -35,6 +35,7 @@ class FakeEndpoint:
     def __init__(self) -> None:
         self.runs: dict[str, int] = {}
         self.answer: Callable[[LineRequest], tuple[int, float | None]] = lambda request: (200, None)
+        self.suspect = False  # whether lines that fail may be the reason
         self.before: Callable[[LineRequest], Awaitable[None]] | None = None
 
     async def __call__(self, request: LineRequest) -> LineResponse:
@@ -46,7 +47,7 @@ class FakeEndpoint:
         accounting = RequestAccounting([], request.caller, "/v1/batches", request.request_id)
         accounting.model, accounting.stats.prompt_tokens, accounting.stats.completion_tokens = "m", 4, 2
         accounting.close()
-        return LineResponse(status, b'{"status":%d}' % status, accounting, retry_after)
+        return LineResponse(status, b'{"status":%d}' % status, accounting, retry_after, self.suspect)
 
 
 class BatchHarness:

@@ -164,10 +164,91 @@ async def test_unavailable_model_is_tried_again(harness: BatchHarness) -> None:
     done = await harness.run(await harness.create(lines(1)))
     assert (done.completed, harness.slept) == (1, [2.0, 4.0])
     assert len(await harness.usage()) == 1
-    harness.endpoint.answer = lambda request: (503, 2.0)
-    failed = await harness.run(await harness.create(lines(1)))
-    assert (failed.status, failed.failed) == ("completed", 1)
-    assert max(harness.endpoint.runs.values()) == MAX_ATTEMPTS
+
+
+async def test_outage_of_a_model_costs_no_line(harness: BatchHarness) -> None:
+    """However long it lasts: lines are then tried one at a time, with pauses, and hold no slot in between."""
+    slots, memory = MemoryBudget(8), MemoryBudget(1 << 20)
+    running = 0
+
+    async def count(request: LineRequest) -> None:
+        nonlocal running
+        running += 1
+        if 10 < len(harness.slept) < 60:
+            assert running == 1
+        await asyncio.sleep(0)
+        running -= 1
+
+    async def sleep(seconds: float) -> None:
+        harness.slept.append(seconds)
+        if len(harness.slept) > 10:
+            assert (slots._held, memory._held) == ({}, {})
+        await asyncio.sleep(0)
+
+    def answer(request: LineRequest) -> tuple[int, float | None]:
+        return (503, 2.0) if len(harness.slept) < 60 else (200, None)
+
+    harness.endpoint.answer, harness.endpoint.before = answer, count
+    done = await harness.run(await harness.create(lines(40)), slots=slots, memory=memory, sleep=sleep)
+    assert (done.status, done.completed, done.failed) == ("completed", 40, 0)
+    assert harness.slept[60:] == [2.0]  # when the model is there again: before the lines that it had refused
+    assert harness.slept[:7] == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert ids(await harness.read_file(done.output_file)) == [f"r{number}" for number in range(1, 41)]
+    assert len(await harness.usage()) == 40
+
+
+async def test_lines_of_one_model_wait_while_those_of_others_are_run(harness: BatchHarness) -> None:
+    content = [line(f"r{number}", body={"model": "away" if number % 2 else "m"}) for number in range(20)]
+    content.insert(0, line("r0"))  # a duplicate, and an error in every pass
+    order = []
+
+    def answer(request: LineRequest) -> tuple[int, float | None]:
+        if b"away" in request.body and not harness.slept:
+            return 503, 1.0
+        order.append(b"away" in request.body)
+        return 200, None
+
+    harness.endpoint.answer = answer
+    done = await harness.run(await harness.create(content))
+    assert (done.total, done.completed, done.failed) == (21, 20, 1)
+    assert harness.slept == [1.0]
+    assert order == [False] * 10 + [True] * 10
+    assert set(harness.endpoint.runs.values()) == {1, 2}
+
+
+async def test_lines_whose_model_stays_away_expire_with_the_batch(harness: BatchHarness) -> None:
+    batch = await harness.create(lines(12))
+    await write(harness.store).batches.take(batch.id, "one", 1000.0)
+    run: BatchRun
+
+    async def sleep(seconds: float) -> None:
+        harness.slept.append(seconds)
+        if len(harness.slept) > 3 * MAX_ATTEMPTS:
+            run.end("expired")  # the timer of the completion window
+        await asyncio.sleep(0)
+
+    def answer(request: LineRequest) -> tuple[int, float | None]:
+        return (200, None) if request.request_id.endswith("_5") else (503, 1.0)
+
+    harness.endpoint.answer = answer
+    run = BatchRun(batch, harness.services(sleep=sleep))
+    await run.run()
+    done = await read(harness.store).batches.get("", batch.id)
+    assert (done.status, done.completed, done.failed) == ("expired", 1, 11)
+    codes = {each["error"]["code"] for each in await harness.read_file(done.error_file)}
+    assert codes == {"batch_expired"}
+    assert len(await harness.usage()) == 1
+
+
+async def test_line_that_may_be_the_reason_of_its_failures_is_not_tried_for_ever(harness: BatchHarness) -> None:
+    harness.endpoint.suspect = True
+    harness.endpoint.answer = lambda request: (503, 2.0) if request.request_id.endswith("_2") else (200, None)
+    done = await harness.run(await harness.create(lines(3)))
+    assert (done.status, done.completed, done.failed) == ("completed", 2, 1)
+    assert harness.endpoint.runs["batch_req_1_2"] == MAX_ATTEMPTS
+    (failed,) = await harness.read_file(done.error_file)
+    assert failed["response"]["status_code"] == 503
+    assert len(await harness.usage()) == 3
 
 
 @pytest.mark.parametrize("killed_after", [0, 1, 5, 11, 12])
