@@ -44,6 +44,8 @@ class ServerRun(msgspec.Struct, kw_only=True):
     cached_tokens: int | None = None  # of the last prompt with a cached prefix
     memory_bytes: int | None = None  # PSS
     resident_bytes: int | None = None  # RSS
+    filled_memory_bytes: int | None = None  # PSS, with the slots of 16 streams filled
+    filled_tokens: int | None = None  # that filled them
     error: str | None = None
 
 

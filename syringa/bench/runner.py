@@ -21,6 +21,8 @@ from syringa.errors import StartupError, SyringaError
 
 Log = Callable[[str], None]
 BUSY_SHARE = 0.2  # of one core, above which other processes spoil a measurement
+_FILL_OUTPUT_TOKENS = 8
+_FILL_TIMEOUT = 3600.0  # seconds: the last of 16 long prompts waits for all others
 
 
 def syringa_server(model: str | None = None) -> ServerSpec:
@@ -109,6 +111,8 @@ class BenchRunner:
             run.samples.append(sample)
             if streams == 16 and pid:
                 run.memory_bytes, run.resident_bytes = processes.memory_pss(pid), processes.memory_rss(pid)
+                if self._workload.fill_tokens and run.round == 1:
+                    self._fill_slots(run, url, pid, streams)
             self._log(
                 f"{run.server}: {streams} at once, {sample.tokens_per_second:.1f} tok/s, first token "
                 f"{sample.first_token_median * 1000:.0f} ms, client {sample.client_cpu_share:.1%} of a core"
@@ -116,6 +120,18 @@ class BenchRunner:
             share = sample.other_cpu_share
             if share is not None and share > BUSY_SHARE:
                 self._log(f"[yellow]other processes used {share:.1f} cores: the figures do not count[/]")
+
+    def _fill_slots(self, run: ServerRun, url: str, pid: int, streams: int) -> None:
+        """Measure the memory after a long prompt in each slot: some servers take that of their cache as it fills."""
+        prompts = self._prompts(run.round, "fill", streams)
+        texts = [prompts.text(self._workload.fill_tokens) for _ in range(streams)]
+        load = self._load(url, texts, streams=streams, output_tokens=_FILL_OUTPUT_TOKENS, timeout=_FILL_TIMEOUT)
+        run.filled_memory_bytes = processes.memory_pss(pid)
+        run.filled_tokens = sum((each.prompt_tokens or 0) + each.output_tokens for each in load.succeeded)
+        self._log(
+            f"{run.server}: {run.filled_memory_bytes / 2**20:,.0f} MiB with {run.filled_tokens:,} tokens in {streams} "
+            "slots"
+        )
 
     def _measure_first_tokens(self, run: ServerRun, url: str) -> None:
         prompts = self._prompts(run.round, "first tokens", 0)
@@ -137,7 +153,9 @@ class BenchRunner:
     def _single(self, url: str, prompt: Prompt) -> CompletionResult:
         return self._load(url, [prompt], streams=1, output_tokens=4).completions[0]
 
-    def _load(self, url: str, prompts: Sequence[Prompt], *, streams: int, output_tokens: int) -> LoadResult:
+    def _load(
+        self, url: str, prompts: Sequence[Prompt], *, streams: int, output_tokens: int, timeout: float = 600.0
+    ) -> LoadResult:
         assert self._model is not None
         load = run_load(
             url,
@@ -146,6 +164,7 @@ class BenchRunner:
             max_tokens=output_tokens,
             streams=streams,
             api_key=self._api_key,
+            timeout=timeout,
             temperature=0,
             ignore_eos=True,
         )

@@ -68,6 +68,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     tail_tokens: int = 20  # after a cached prefix; 0: first tokens with a cached prefix are not measured
     first_token_repeats: int = 2
     warm_up_requests: int = 16  # at most; before the load of each number of streams
+    # Of prompts that fill the slots of 16 streams, after which memory is measured again, in the first round only: they
+    # take minutes. 0: not measured.
+    fill_tokens: int = 0
 
     def requests_for(self, streams: int) -> int:
         return max(streams, self.requests.get(streams, streams))

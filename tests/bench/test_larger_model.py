@@ -37,6 +37,7 @@ def measured(server: str, number: int, *, between: float, rate: float, starts: l
         long_first_token=[100 / rate],
         memory_bytes=int(rate * 2**20),
         resident_bytes=int(rate * 2**20),
+        filled_memory_bytes=int((rate + 5) * 2**20) if number == 1 else None,
     )
     return LargerModelRun(run=run, bandwidth=20e9, bytes_per_token=1_000_000_000)
 
@@ -61,6 +62,11 @@ def test_summarize_rows_compares_medians_with_targets() -> None:
     assert rows["streams_16"].met is True
     assert rows["first_token_1000"].met is True
     assert rows["memory"].met is False
+    assert rows["filled_memory"].values == {
+        "syringa": Spread(45.0, 45.0, 45.0, 1),
+        "llama.cpp": Spread(15.0, 15.0, 15.0, 1),
+    }
+    assert (rows["filled_memory"].ratio, rows["filled_memory"].met) == (3.0, False)
     assert rows["first_token_100"].met is None
     assert rows["bandwidth"].ratio is None
 

@@ -1,12 +1,19 @@
 """The whole workload against the fake server of test_load, without a server process or a model."""
 
 import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
+from syringa.bench import processes
 from syringa.bench.load import CompletionResult, LoadResult
+from syringa.bench.processes import RunningServer, ServerSpec
 from syringa.bench.runner import BenchRunner, run_syringa_bench, summarize_load, syringa_server
 from syringa.bench.workload import PromptGenerator, Workload
 from syringa.errors import StartupError
@@ -68,6 +75,32 @@ def test_bench_fails_without_figures_if_server_rejects_requests(tmp_path: Path) 
 def test_bench_rejects_empty_workload(options: dict[str, object]) -> None:
     with pytest.raises(StartupError, match="nothing to measure"):
         run_syringa_bench(url="http://127.0.0.1:1", **options)  # type: ignore[arg-type]
+
+
+@contextmanager
+def running(server: ServerSpec, streams: int) -> Iterator[RunningServer]:
+    """Take this process for that of the server."""
+    yield RunningServer(server.version, os.getpid(), time.perf_counter())
+
+
+def test_memory_is_measured_again_with_full_slots_in_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "start", running)
+    fake, sizes = CountingServer(), iter([1000, 3000, 2000])
+    monkeypatch.setattr(processes, "memory_pss", lambda pid: next(sizes))
+    workload = msgspec.structs.replace(
+        Workload(streams=(1, 16), tail_tokens=0, warm_up_requests=1, fill_tokens=1900).quick(), output_tokens=8
+    )
+    with serving(fake) as url:
+        spec = ServerSpec(name="fake", version=url, precision="", command=lambda port, streams: [])
+        bench = BenchRunner(workload, lambda text: None)
+        first, second = bench.measure(spec, 1), bench.measure(spec, 2)
+    assert (first.error, first.memory_bytes, first.filled_memory_bytes) == (None, 1000, 3000)
+    assert (second.error, second.memory_bytes, second.filled_memory_bytes) == (None, 2000, None)
+    assert first.filled_tokens == 16 * (7 + 8)  # by the usage that the server states
+    count = PromptGenerator(0)._count
+    long = [body for body in fake.bodies if count(str(body["prompt"])) == 1900]
+    assert len({str(body["prompt"]) for body in long}) == len(long) == 16
+    assert {body["max_tokens"] for body in long} == {8}
 
 
 def test_summarize_load_rejects_completions_of_other_length() -> None:
