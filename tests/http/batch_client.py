@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
-from syringa.api.models.served_model import FixedModels
+from syringa.api.models.served_model import FixedModels, ServedModel
 from syringa.config import Config, Prices
-from syringa.engine.interface import SingleEngineProvider
+from syringa.engine.interface import Engine, SingleEngineProvider
 from syringa.http.app import create_app
 from syringa.service.app_state import AppState
 from tests.chat_models import plain_model
@@ -66,13 +66,20 @@ class BatchClient(httpx.AsyncClient):
 
 @contextlib.asynccontextmanager
 async def batch_client(
-    folder: Path, engine: FakeEngine | None = None, *, prices: Prices | None = None, **settings: Any
+    folder: Path,
+    engine: Engine | None = None,
+    *,
+    model: ServedModel | None = None,
+    prices: Prices | None = None,
+    **settings: Any,
 ) -> AsyncIterator[BatchClient]:
     config = Config(**({"database": str(folder / "a.db")} | settings))
     app_state = AppState(config, prices=lambda model: prices or Prices())
     await app_state.start()
     engine = engine or FakeEngine("hello", at_once=8)
-    app = create_app(config, SingleEngineProvider(engine), FixedModels([plain_model(), embedding_model()]), app_state)
+    app = create_app(
+        config, SingleEngineProvider(engine), FixedModels([model or plain_model(), embedding_model()]), app_state
+    )
     headers = {"authorization": f"Bearer {config.api_key[0]}"} if config.api_key else {}
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
