@@ -145,7 +145,10 @@ async def prepare_message(
 async def count_message_tokens(
     body: CountTokensRequest, models: Models, ignored: list[str], context: MessageContext, count_images: CountImages
 ) -> TokenCountBody:
-    """Return the number of tokens of the prompt that a message with the same fields has."""
+    """Return the number of tokens of the prompt that a message with the same fields has.
+
+    Where the model's defaults truncate long prompts, that of a message with a `max_tokens` of the whole context.
+    """
     model = await models.find(body.model)
     prompt = (await _read_prompt(body, model, ignored, context)).prompt
     return TokenCountBody(input_tokens=await count_prompt_tokens(prompt, model, context.tenant, count_images))
@@ -162,7 +165,7 @@ async def _read_fitting_prompt(
     body: PromptBody, model: ServedModel, ignored: list[str], context: MessageContext
 ) -> _Prompt:
     template = require_template(model)
-    if isinstance(body, CountTokensRequest) or not body.truncate_sequence:
+    if not _truncates(body, model):
         check_message_count(len(body.messages), model, "messages")
     config = convert(body.output_config or {}, OutputConfig, path="output_config", ignored=ignored)
     format, format_path = _read_format(body, config, ignored)
@@ -210,16 +213,21 @@ async def _read_fitting_prompt(
     )
 
 
+def _truncates(body: PromptBody, model: ServedModel) -> bool:
+    """Return whether the oldest turns of a prompt that is too long are dropped."""
+    given = model.defaults.get("truncate_sequence") if isinstance(body, CountTokensRequest) else body.truncate_sequence
+    return bool(given)
+
+
 async def _build_prompt(body: PromptBody, renderer: PromptRenderer, conversation: Conversation) -> ChatPrompt:
     """Build the prompt. One that a message request has must leave space for output."""
-    if isinstance(body, CountTokensRequest):
-        return await renderer.build(conversation.messages)
     limit = renderer.model.max_model_len
-    if body.truncate_sequence:
-        wanted = body.max_tokens if 0 < body.max_tokens < limit else None
+    max_tokens = 0 if isinstance(body, CountTokensRequest) else body.max_tokens
+    if _truncates(body, renderer.model):
+        wanted = max_tokens if 0 < max_tokens < limit else None
         return await fit_prompt(renderer, conversation.messages, max_tokens=wanted, truncate=True)
     prompt = await renderer.build(conversation.messages)
-    if len(prompt.tokens) >= limit:
+    if isinstance(body, MessageRequest) and len(prompt.tokens) >= limit:
         raise ContextLengthExceeded(f"{len(prompt.tokens)} tokens > {limit - 1} maximum", param="messages")
     return prompt
 

@@ -9,10 +9,12 @@ import pytest
 from syringa.api.fields.constraints import compose_grammar
 from syringa.config import Config
 from syringa.errors import EngineUnavailable
+from syringa.prompt.images.loader import ImagePolicy
 from syringa.service.app_state import AppState
 from tests.chat_models import plain_model, tool_model, vision_model
 from tests.fake_engine import FakeEngine
 from tests.http.anthropic_client import ASKED, CALLED, IMAGE, PATH, TOOL, anthropic_client
+from tests.prompt.images.web_server import image_file, response, serving
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
@@ -336,6 +338,22 @@ async def test_images_in_messages_and_results_reach_the_engine() -> None:
         assert error["message"] == "messages[0].content[0].source: this model does not support images."
 
 
+async def test_image_of_a_url_reaches_the_engine() -> None:
+    file = image_file()
+    policy = ImagePolicy(allow_private=True)  # what the setting `image_hosts_private` makes
+    async with serving() as web, anthropic_client(model=vision_model(image_policy=policy)) as http:
+        web.pages["/a.png"] = response(file)
+        image = {"type": "image", "source": {"type": "url", "url": web.url("/a.png")}}
+        content = [image, {"type": "text", "text": "What?"}]
+        await http.create(messages=[{"role": "user", "content": content}])
+        assert http.prompt() == "[user]<image>What?[assistant]"
+        assert [each.data for each in http.engine.requests[0].images] == [file]
+        assert web.paths() == ["/a.png"]
+        missing = image | {"source": {"type": "url", "url": web.url("/b.png")}}
+        error = await http.error(400, messages=[{"role": "user", "content": [missing]}])
+        assert error["message"].startswith("messages[0].content[0].source.url: ")
+
+
 async def test_images_are_counted_as_in_the_request() -> None:
     engine = FakeEngine("hello")
     engine.image_tokens = 50
@@ -379,3 +397,18 @@ async def test_count_tokens_equals_what_the_request_counts(body: dict[str, Any])
         usage = (await http.create(**body))["usage"]
         names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
         assert await http.count(**body) == sum(usage[name] for name in names) == len(http.engine.requests[0].prompt)
+
+
+async def test_count_tokens_equals_what_the_request_counts_where_the_model_truncates() -> None:
+    turns = [{"role": "user" if n % 2 else "assistant", "content": f"turn {n} " + "x" * 40} for n in range(1, 12)]
+    model = plain_model(max_model_len=200, defaults={"truncate_sequence": True})
+    async with anthropic_client(model=model) as http:
+        counted = await http.count(messages=turns)
+        usage = (await http.create(messages=turns))["usage"]
+        assert (
+            counted == usage["input_tokens"] + usage["cache_read_input_tokens"] == len(http.engine.requests[0].prompt)
+        )
+        assert counted < 200
+        assert await http.count(messages=ASKED) == len("[u]hi[a]")
+    async with anthropic_client(model=plain_model(max_model_len=200)) as http:
+        assert await http.count(messages=turns) > 200
