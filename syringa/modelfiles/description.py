@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -12,8 +11,9 @@ import msgspec
 from syringa.errors import ModelError
 from syringa.modelfiles.gguf import GgufFile, read_gguf
 from syringa.modelfiles.gguf_config import config_from_gguf
-from syringa.modelfiles.locate import SAFETENSORS_INDEX, ModelFiles, read_json
+from syringa.modelfiles.locate import ModelFiles, read_json
 from syringa.modelfiles.pretokenizers import PRETOKENIZERS
+from syringa.modelfiles.safetensors_headers import count_numbers, read_headers
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _GGUF_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -34,12 +34,10 @@ _END_OF_TURN_TOKENS = {
     "<｜end▁of▁sentence｜>",
 }
 _CONTROL = 3  # tokenizer.ggml.token_type
-_PACKED_NAMES = (".qweight", ".qzeros", ".weight_packed", ".weight_zero_point")  # eight 4-bit numbers per element
 # Context lengths that the configs of some vision-language models leave out.
 _DEFAULT_LENGTHS = {"gemma3_text": 131072, "qwen2_5_vl": 128000}
 _UNKNOWN_LENGTH = 10**9  # transformers writes 1e30 as model_max_length if it is unknown
 _TEXT_ONLY = ("qwen3_5", "qwen3_5_moe")  # the language model is read without its vision tower
-_MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,32 +249,4 @@ def count_weights(files: ModelFiles) -> int:
     """Return the number of weights from the tensor tables; tensor data is not read."""
     if files.kind == "gguf":
         return sum(math.prod(tensor.shape) for tensor in read_gguf(files.path).tensors.values())
-    folder = Path(files.path)
-    index = read_json(folder / SAFETENSORS_INDEX).get("weight_map")
-    # Some folders hold the weights a second time, in a file that the index does not list.
-    named = {folder / str(file) for file in index.values()} if isinstance(index, dict) else None
-    return sum(map(_count_safetensors, named or folder.glob("*.safetensors")))
-
-
-def _numbers_in(name: str, dtype: str | None) -> int:
-    """Return how many weights an element of a tensor holds: of MXFP4, and of GPTQ, AWQ and compressed-tensors."""
-    if dtype == "U8" and name.endswith("_blocks"):
-        return 2
-    return 8 if dtype == "I32" and name.endswith(_PACKED_NAMES) else 1
-
-
-def _count_safetensors(path: Path) -> int:
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > _MAX_HEADER_BYTES:
-                raise ValueError
-            table = json.loads(file.read(length))
-        tensors = {name: tensor for name, tensor in table.items() if name != "__metadata__"}
-        if not all(type(size) is int and size >= 0 for tensor in tensors.values() for size in tensor["shape"]):
-            raise ValueError
-        return sum(
-            math.prod(tensor["shape"]) * _numbers_in(name, tensor.get("dtype")) for name, tensor in tensors.items()
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise ModelError(f"{path} cannot be read as safetensors") from None
+    return count_numbers(read_headers(Path(files.path)))

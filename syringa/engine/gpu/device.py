@@ -6,7 +6,6 @@ import torch
 
 from syringa.engine.gpu import missing_triton
 from syringa.engine.loading.memory_plan import GPU_MARGIN
-from syringa.engine.loading.model_size import GPU_BYTES_PER_WEIGHT
 from syringa.engine.scheduling.oom import NO_GPU_MEMORY as NO_GPU_MEMORY
 from syringa.errors import ConfigError, ModelError
 
@@ -77,18 +76,19 @@ def used_gpu_memory(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device) + CONTEXT_BYTES
 
 
-def check_weights_fit(
-    parameters: int, dtype: str, name: str, free: int, gpu: str, *, supports_fp8: bool = True
-) -> None:
-    """Raise `ModelError` if the weights cannot fit, before they are read. `supports_fp8`: fp8 may be suggested."""
-    need = {kind: int(parameters * size) + GIB for kind, size in GPU_BYTES_PER_WEIGHT.items()}
-    if need[dtype] <= free:
+def check_weights_fit(weights: int, dtype: str, name: str, free: int, gpu: str, *, in_fp8: int = 0) -> None:
+    """Raise `ModelError` if so many bytes of weights cannot fit, before they are read.
+
+    `in_fp8`: their bytes with --dtype fp8, if it may be suggested.
+    """
+    need, smaller = weights + GIB, in_fp8 + GIB
+    if need <= free:
         return
     hint = "choose a smaller model, or --device cpu"
-    if supports_fp8 and dtype == "bf16" and need["fp8"] <= free:
-        hint = f"--dtype fp8 would fit ({need['fp8'] / GIB:.1f} GiB), or use --device cpu"
+    if in_fp8 and dtype == "bf16" and smaller <= free:
+        hint = f"--dtype fp8 would fit ({smaller / GIB:.1f} GiB), or use --device cpu"
     raise ModelError(
-        f"{name} needs about {need[dtype] / GIB:.1f} GiB in {dtype}, and {max(free, 0) / GIB:.1f} GiB are free "
+        f"{name} needs about {need / GIB:.1f} GiB in {dtype}, and {max(free, 0) / GIB:.1f} GiB are free "
         f"on {gpu}: {hint}",
         code=NO_GPU_MEMORY,
     )

@@ -12,6 +12,7 @@ import torch
 from syringa.engine.cpu.features import available_cores
 from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions, Progress
 from syringa.engine.loading.memory_plan import context_limit
+from syringa.engine.loading.model_size import read_model_size
 from syringa.engine.loading.precision import check_deterministic_gpu
 from syringa.engine.loading.weights import open_weights
 from syringa.engine.models.config import DecoderConfig, count_parameters, is_native, read_config
@@ -64,14 +65,14 @@ def load_on_gpu(
         return with_cache_dtype(wrapped, options.kv_cache_dtype, options.attention)
     config = read_config(description.config)
     weights = open_weights(files, description.config)
-    parameters, name = count_parameters(config), torch.cuda.get_device_name(device)
+    size, name = read_model_size(files, description), torch.cuda.get_device_name(device)
     gpu_device.check_weights_fit(
-        parameters,
+        size.gpu_weights(dtype),
         dtype,
         description.name,
         gpu_device.free_memory(device),
         name,
-        supports_fp8=not options.deterministic,
+        in_fp8=0 if options.deterministic else size.gpu_weights("fp8"),
     )
     check_shapes(config, weights, files.path)
     loaded = load_native_on_gpu(

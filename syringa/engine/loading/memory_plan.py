@@ -12,7 +12,8 @@ import msgspec
 
 from syringa.engine.cpu.features import NO_MEMORY
 from syringa.engine.loading.alternatives import describe_alternatives
-from syringa.engine.loading.model_size import GPU_BYTES_PER_WEIGHT, ModelSize, gigabytes
+from syringa.engine.loading.gpu_size import GPU_BYTES_PER_WEIGHT
+from syringa.engine.loading.model_size import ModelSize, gigabytes
 from syringa.engine.loading.precision import choose_dtype
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 from syringa.engine.scheduling.state_cache import count_slots

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from syringa.engine.cpu.native import BLOCK_TYPES
 from syringa.engine.embedding.size import embedding_weights, is_native_embedding, step_bytes
+from syringa.engine.loading.gpu_size import GPU_BYTES_PER_WEIGHT, count_kept, count_stored_bytes
 from syringa.engine.models.config import DecoderConfig, count_parameters, is_native, read_config
 from syringa.engine.models.quantization import stored_dtype
 from syringa.errors import ModelError
@@ -25,11 +27,11 @@ from syringa.modelfiles import (
     read_gguf,
 )
 from syringa.modelfiles.catalog import CatalogModel, WheelFolder
+from syringa.modelfiles.safetensors_headers import read_headers
 from syringa.types import ModelKind
 
 CACHE_ITEM_BYTES = {"fp32": 4, "fp8": 1}  # of a number in the KV cache; of other dtypes: CACHE_DEFAULT_BYTES
 CACHE_DEFAULT_BYTES = 2
-GPU_BYTES_PER_WEIGHT = {"bf16": 2.0, "fp8": 1.0, "int4": 0.6, "mxfp4": 0.6}  # scales included
 _CPU_BYTES_PER_WEIGHT = {"int8": 1, "bf16": 2, "fp32": 4}
 _SCALE_BYTES = 4  # of an output channel in int8
 _HALF_BYTES = 2
@@ -55,6 +57,8 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: int = 0  # of a GGUF file's tensors, those that cannot stay quantized in int8; 0: a folder
     loading: dict[str, int] = {}  # of the weights while they are read, by dtype, where that is more
     gpu_dtype: str = "bf16"  # of the weights on a GPU with `--dtype auto`
+    gpu_kept: int = 0  # weights that are in bf16 on a GPU whatever the dtype is, such as those of the embedding
+    gpu_stored: int = 0  # of the weights on a GPU in `gpu_dtype`, if they are quantized in the files; 0: unknown
     cache_numbers: int = 0  # in the KV cache, per token; 0: unknown
     state_bytes: int = 0  # of a sequence in the state cache of a hybrid model
     max_model_len: int
@@ -68,7 +72,11 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
 
     def gpu_weights(self, dtype: str) -> int:
         """Return the bytes of the weights on a GPU."""
-        return int(self.parameters * GPU_BYTES_PER_WEIGHT[self.gpu_dtype if dtype == "auto" else dtype])
+        dtype = self.gpu_dtype if dtype == "auto" else dtype
+        if dtype == self.gpu_dtype and self.gpu_stored:
+            return self.gpu_stored
+        kept = min(self.gpu_kept, self.parameters)
+        return int((self.parameters - kept) * GPU_BYTES_PER_WEIGHT[dtype] + kept * _HALF_BYTES)
 
 
 def read_model_size(files: ModelFiles, description: ModelDescription) -> ModelSize:
@@ -108,6 +116,8 @@ def read_model_size(files: ModelFiles, description: ModelDescription) -> ModelSi
         file_bytes=_file_bytes(file) if file is not None else 0,
         loading=loading,
         gpu_dtype=gpu_dtype,
+        gpu_kept=count_kept(decoder, gpu_dtype) if decoder is not None else 0,
+        gpu_stored=_stored_bytes(files, decoder) if decoder is not None and gpu_dtype != "bf16" else 0,
         cache_numbers=_cache_numbers(inner, decoder),
         state_bytes=_state_bytes(decoder),
         max_model_len=description.max_model_len,
@@ -174,6 +184,14 @@ def _count(files: ModelFiles) -> int:
     """Return the number of weights; 0 if the files cannot be read, which their loader reports."""
     try:
         return count_weights(files)
+    except ModelError:
+        return 0
+
+
+def _stored_bytes(files: ModelFiles, decoder: DecoderConfig) -> int:
+    """Return the bytes of a quantized folder on a GPU; 0 if the files cannot be read, or are not here yet."""
+    try:
+        return count_stored_bytes(read_headers(Path(files.path)), decoder)
     except ModelError:
         return 0
 

@@ -9,7 +9,6 @@ from typing import Literal
 Device = Literal["cpu", "cuda"]
 """The memory that a model uses: the host's or the GPU's."""
 
-GPU_BYTES_PER_WEIGHT = {"int4": 1, "mxfp4": 1, "fp8": 1, "bf16": 2, "fp32": 4}  # at most, for int4 and mxfp4
 GPU_GROWTH, GPU_OVERHEAD = 1.05, 3 << 30  # CUDA context, CUDA graphs, and activations of the largest step
 MARGIN = 256 << 20  # free memory fluctuates: less than this is no reason to try again
 
@@ -51,9 +50,9 @@ class LoadDecision:
     spare: int = 0  # bytes that it may use, for "start": what is free, less what others will take
 
 
-def estimate_gpu_memory(weights: int, dtype: str) -> int:
-    """Return the bytes that a model with so many weights needs on a GPU, without its KV cache."""
-    return int(weights * GPU_BYTES_PER_WEIGHT.get(dtype, 1) * GPU_GROWTH) + GPU_OVERHEAD
+def estimate_gpu_memory(weights: int) -> int:
+    """Return the bytes that a model with so many bytes of weights needs on a GPU, without its KV cache."""
+    return int(weights * GPU_GROWTH) + GPU_OVERHEAD
 
 
 def gpu_memory_share(own: int, others: Sequence[int], *, total: int) -> float:

@@ -11,6 +11,7 @@ import msgspec
 from syringa.config import Config, model_specs
 from syringa.engine.cpu.features import available_cores
 from syringa.engine.cpu.native import kernel_variant
+from syringa.engine.loading.gpu_size import GPU_BYTES_PER_WEIGHT
 from syringa.engine.loading.memory_plan import PROGRAM_BYTES, MemorySettings, least_memory, plan_memory
 from syringa.engine.loading.model_size import read_size
 from syringa.engine.loading.precision import choose_dtype
@@ -183,5 +184,5 @@ def memory_needs(options: WorkerOptions) -> Mapping[eviction.Device, int]:
     settings, on_cpu = MemorySettings.of(options), PROGRAM_BYTES
     with contextlib.suppress(ConfigError):  # a dtype that is not for CPUs, or not for this model
         on_cpu = least_memory(size, settings, choose_dtype(size, options.dtype, kernel_variant()))
-    on_gpu = size.gpu_dtype if options.dtype == "auto" else options.dtype  # quantized folders stay so on a GPU
-    return {"cpu": on_cpu, "cuda": eviction.estimate_gpu_memory(size.parameters, on_gpu)}
+    on_gpu = size.gpu_weights(options.dtype if options.dtype in GPU_BYTES_PER_WEIGHT else "auto")
+    return {"cpu": on_cpu, "cuda": eviction.estimate_gpu_memory(on_gpu)}

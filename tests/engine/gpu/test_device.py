@@ -91,13 +91,14 @@ def test_gpu_unavailable_reason_names_gpu_without_bf16(monkeypatch: pytest.Monke
 
 
 def test_check_weights_fit_suggests_what_fits() -> None:
-    gpu_device.check_weights_fit(8 * 10**9, "bf16", "m", 20 * GIB, "G")
+    weights = {"bf16": 16 * 10**9, "fp8": 8 * 10**9}
+    gpu_device.check_weights_fit(weights["bf16"], "bf16", "m", 20 * GIB, "G")
     with pytest.raises(ModelError, match=r"needs about 15\.9 GiB in bf16, and 10\.0 GiB are free on G: --dtype fp8"):
-        gpu_device.check_weights_fit(8 * 10**9, "bf16", "m", 10 * GIB, "G")
+        gpu_device.check_weights_fit(weights["bf16"], "bf16", "m", 10 * GIB, "G", in_fp8=weights["fp8"])
     with pytest.raises(ModelError, match="choose a smaller model, or --device cpu"):
-        gpu_device.check_weights_fit(8 * 10**9, "fp8", "m", 5 * GIB, "G")
+        gpu_device.check_weights_fit(weights["fp8"], "fp8", "m", 5 * GIB, "G", in_fp8=weights["fp8"])
     with pytest.raises(ModelError, match=r"10\.0 GiB are free on G: choose a smaller model, or --device cpu"):
-        gpu_device.check_weights_fit(8 * 10**9, "bf16", "m", 10 * GIB, "G", supports_fp8=False)
+        gpu_device.check_weights_fit(weights["bf16"], "bf16", "m", 10 * GIB, "G")
 
 
 def test_num_cache_blocks() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,13 +18,14 @@ from syringa.engine.gpu.expert_loading import mxfp4_weight
 from syringa.engine.gpu.loading import load_gpu_decoder
 from syringa.engine.loading.loaded_model import LoadOptions
 from syringa.engine.loading.loader import load_model
+from syringa.engine.loading.model_size import read_size
 from syringa.engine.loading.quantized import quantize_fp8
 from syringa.engine.loading.weights import open_weights
 from syringa.engine.models.config import is_native, read_config
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import describe, locate
 from tests.engine.gpu.test_decoder import GLM4_MOE, GPT_OSS, LOCAL_EXPERTS, MODELS
-from tests.engine.gpu.tiny_models import CPU, load_tiny_gpu_model
+from tests.engine.gpu.tiny_models import CPU, count_bytes, load_tiny_gpu_model
 from tests.engine.loading.quantized_folders import edit_config
 from tests.engine.models.hybrid_models import make_config, save_hybrid
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
@@ -175,6 +177,17 @@ def round_to_fp8(model: Any) -> None:
         data, scale = quantize_fp8(parameter.data.transpose(-1, -2) if inputs_first else parameter.data)
         rounded = data.float() * scale
         parameter.data = rounded.transpose(-1, -2).contiguous() if inputs_first else rounded
+
+
+def test_planned_gpu_memory_of_mxfp4_is_what_the_weights_take(
+    tmp_path: Path, load_gpu_folder: Callable[..., Any]
+) -> None:
+    save_mxfp4(tmp_path)
+    size = read_size(str(tmp_path))
+    assert size is not None
+    found = count_bytes(load_gpu_folder(tmp_path).gpu.decoder)
+    assert size.gpu_weights("auto") == pytest.approx(found, rel=0.05)  # with the experts' biases
+    assert msgspec.structs.replace(size, gpu_stored=0).gpu_weights("auto") == pytest.approx(found, rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "glm4_moe", "gpt_oss", "gpt_oss in mxfp4", "qwen3_next"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from syringa.engine.gpu.cache import GpuCache, GpuCacheShape
+from syringa.engine.gpu.decoder import GpuExperts
 from syringa.engine.gpu.ops.base import GpuOps
 from syringa.engine.loading.gpu_model import load_native_on_gpu
 from syringa.engine.loading.loaded_model import LoadedModel
@@ -36,3 +38,17 @@ def nan_filled_cache(shape: GpuCacheShape, blocks: int, states: StateTensors | N
     cache.keys.fill_(float("nan"))
     cache.values.fill_(float("nan"))
     return cache
+
+
+def count_bytes(decoder: Any) -> int:
+    """Return the bytes of a decoder's weights on a GPU: of its embedding, head, projections, experts and routers."""
+    parts: list[Any] = [decoder.embedding, *([] if decoder.head is decoder.embedding else [decoder.head])]
+    for layer in decoder.layers:
+        mlps = [layer.mlp]
+        if isinstance(layer.mlp, GpuExperts):
+            parts += [layer.mlp.router.weight, layer.mlp.gate_up, layer.mlp.down]
+            mlps = [] if layer.mlp.shared_mlp is None else [layer.mlp.shared_mlp]
+        linears = [layer.qkv, layer.out, *([] if layer.gates is None else [layer.gates])]
+        linears += [each for mlp in mlps for each in (mlp.gate_up, mlp.down)]
+        parts += [linear.weight for linear in linears]
+    return sum(part.nbytes for part in parts)

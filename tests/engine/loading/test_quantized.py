@@ -13,10 +13,11 @@ from safetensors.torch import save_file
 from syringa.engine.gpu.packed_weight import PackedWeight
 from syringa.engine.loading.loaded_model import LoadOptions
 from syringa.engine.loading.loader import load_model
+from syringa.engine.loading.model_size import read_size
 from syringa.engine.loading.quantized import FP8_DTYPE, QuantizedWeights, quantize_fp8
 from syringa.engine.loading.weights import SafetensorsWeights, open_weights
 from syringa.engine.models.quantization import read_quantization, stored_dtype
-from syringa.engine.processes.eviction import GPU_OVERHEAD
+from syringa.engine.processes.eviction import estimate_gpu_memory
 from syringa.engine.processes.memory import memory_needs
 from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import ConfigError, ModelError
@@ -303,6 +304,9 @@ def test_count_weights_counts_packed_numbers(tmp_path: Path) -> None:
 
 def test_memory_needs_of_quantized_folder_on_gpu_are_those_of_its_files(fp8_model: tuple[Path, Any]) -> None:
     folder, _ = fp8_model
-    quantized = memory_needs(WorkerOptions(socket="", model=str(folder)))["cuda"]
-    converted = memory_needs(WorkerOptions(socket="", model=str(folder), dtype="bf16"))["cuda"]
-    assert converted - GPU_OVERHEAD == pytest.approx(2 * (quantized - GPU_OVERHEAD), abs=2)
+    size = read_size(str(folder))
+    assert size is not None
+    for dtype, weights in (("auto", size.gpu_stored), ("bf16", 2 * size.parameters)):
+        needed = memory_needs(WorkerOptions(socket="", model=str(folder), dtype=dtype))["cuda"]
+        assert needed == estimate_gpu_memory(weights)
+    assert 0 < size.gpu_stored < 2 * size.parameters

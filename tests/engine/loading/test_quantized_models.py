@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -22,6 +23,7 @@ from syringa.engine.models.quantization import stored_dtype
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import describe, locate
 from tests.engine.gpu.test_decoder import EXPERTS, GLM4_MOE, LOCAL_EXPERTS
+from tests.engine.gpu.tiny_models import count_bytes
 from tests.engine.loading.quantized_folders import LAYOUTS, compressed, edit_config, quantize_folder
 from tests.engine.models.hybrid_models import make_config, save_hybrid
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
@@ -112,6 +114,26 @@ def test_quantized_folder_on_gpu_stays_as_it_is_stored(
     assert isinstance(converted.gpu.decoder.layers[0].out.weight, torch.Tensor)
     for each in (loaded, converted):
         assert_matches(each, model, 0.06)
+
+
+GPU_CASES = [("qwen3", layout) for layout in ("fp8 blocks", "fp8 tensor", "fp8 channel", "awq", "compressed")]
+GPU_CASES += [("qwen3_moe", "gptq"), ("glm4_moe", "compressed"), ("qwen3_next", "fp8 blocks"), ("qwen3_5", "gptq")]
+
+
+@pytest.mark.parametrize(("name", "layout"), GPU_CASES)
+def test_planned_gpu_memory_is_what_the_weights_take(
+    tmp_path: Path, load_gpu_folder: Callable[..., Any], name: str, layout: str
+) -> None:
+    """Embedding and head are in bf16, and scales may be larger than in the files."""
+    save_quantized(tmp_path, name, layout)
+    files = locate(str(tmp_path))
+    size = read_model_size(files, describe(files))
+    # With --dtype fp8, a scale per output is not planned, which is much in layers of 64 inputs.
+    for dtype, tolerance in (("auto", 0.03), ("bf16", 0.03), ("fp8", 0.08)):
+        found = count_bytes(load_gpu_folder(tmp_path, dtype=dtype).gpu.decoder)
+        assert size.gpu_weights(dtype) == pytest.approx(found, rel=tolerance)
+    unread = msgspec.structs.replace(size, gpu_stored=0)  # a folder that was not downloaded yet
+    assert unread.gpu_weights("auto") == pytest.approx(size.gpu_weights("auto"), rel=0.2)
 
 
 @pytest.mark.parametrize(

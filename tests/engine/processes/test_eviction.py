@@ -168,9 +168,8 @@ def test_gpu_memory_share_splits_rest_equally() -> None:
 
 
 def test_estimate_gpu_memory() -> None:
-    assert estimate_gpu_memory(0, "bf16") == GPU_OVERHEAD
-    assert estimate_gpu_memory(5 * GB, "bf16") == estimate_gpu_memory(10 * GB, "fp8")
-    assert 10 * GB < estimate_gpu_memory(5 * GB, "bf16") - GPU_OVERHEAD < 11 * GB
+    assert estimate_gpu_memory(0) == GPU_OVERHEAD
+    assert 10 * GB < estimate_gpu_memory(10 * GB) - GPU_OVERHEAD < 11 * GB
 
 
 def test_models_to_unload_returns_idle_and_released_models() -> None:

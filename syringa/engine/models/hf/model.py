@@ -157,7 +157,7 @@ def _load_hf_model(
     parameters = sum(parameter.numel() for parameter in unloaded.parameters())
     if device is not None and device.type == "cuda":
         gpu, free = torch.cuda.get_device_name(device), gpu_device.free_memory(device)
-        gpu_device.check_weights_fit(parameters, dtype, description.name, free, gpu, supports_fp8=False)
+        gpu_device.check_weights_fit(2 * parameters, dtype, description.name, free, gpu)
     if dtype != "gguf":  # blocks are packed as they are read
         check_host_memory(parameters, "fp32" if dtype == "fp32" else "bf16", description.name)
     half = torch.float32 if dtype == "fp32" else torch.bfloat16
