@@ -13,6 +13,7 @@ from typing import Any
 
 COMMIT = "c0ffee" + "0" * 34
 LARGE = 1024  # bytes from which a file is listed with its SHA-256
+PIECE, PIECE_SECONDS = 1 << 20, 3.0  # of a file that comes slowly
 
 
 class FakeHub(ThreadingHTTPServer):
@@ -25,6 +26,8 @@ class FakeHub(ThreadingHTTPServer):
         self.sizes: dict[str, int] = {}  # of files that are listed with another size than they have
         self.corrupt: set[str] = set()  # files that are sent with other bytes than those listed
         self.cut_after: dict[str, list[int]] = {}  # file → bytes after which each connection is cut
+        self.slow_after: dict[str, int] = {}  # file → bytes after which it comes slowly, until `released` is set
+        self.released = threading.Event()
         self.statuses: list[int] = []  # of the next responses, instead of content
         self.retry_after: str | None = None  # header of those responses
         self.ignores_ranges = False
@@ -137,9 +140,17 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
         cuts = self.server.cut_after.get(file)
         cut = cuts.pop(0) if cuts and self.command == "GET" else None
-        return self._send(206 if wanted else 200, content[start : end + 1], headers, cut)
+        slow = self.server.slow_after.get(file)
+        return self._send(206 if wanted else 200, content[start : end + 1], headers, cut, slow)
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
+    def _send(
+        self,
+        status: int,
+        body: bytes,
+        headers: dict[str, str] | None = None,
+        cut: int | None = None,
+        slow: int | None = None,
+    ) -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
@@ -147,6 +158,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
+        while slow is not None and slow < len(body) and not self.server.released.is_set():
+            self.wfile.write(body[:slow])
+            body, slow = body[slow:], PIECE
+            self.server.released.wait(PIECE_SECONDS)
         self.wfile.write(body[:cut])
         if cut is not None:
             self.close_connection = True
