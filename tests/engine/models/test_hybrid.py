@@ -17,11 +17,11 @@ from syringa.engine.loading.weights import SafetensorsWeights
 from syringa.engine.models import state_cache
 from syringa.engine.models.config import is_native, read_config
 from syringa.engine.models.delta_rule import DeltaInputs, chunk_delta_rule, recurrent_delta_rule
-from syringa.engine.models.hybrid import HybridDecoder
+from syringa.engine.models.hybrid import HybridDecoder, SparseMlp
 from syringa.errors import ModelError
 from syringa.modelfiles import describe, locate
 from tests.engine.models.hybrid_models import HYBRIDS, LONG_PROMPTS, make_config, save_hybrid
-from tests.engine.models.tiny_models import difference, reference, run
+from tests.engine.models.tiny_models import CountedCalls, difference, reference, run
 from tests.tiers import slow
 
 
@@ -62,6 +62,19 @@ def test_hybrid_logits_match_transformers(hybrid_model: Any, name: str, kernels:
     for prompts, chunk in ((LONG_PROMPTS, 0), (LONG_PROMPTS, 13), (LONG_PROMPTS[:2], 1)):
         for got, wanted in zip(run(loaded, prompts, chunk), expected, strict=False):
             assert difference(got, wanted) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_only_experts_of_a_step_are_computed(hybrid_model: Any, dtype: str) -> None:
+    loaded: Any = load(hybrid_model("qwen3_next")[0], dtype)
+    layers = [layer.mlp for layer in loaded.model.layers if isinstance(layer.mlp, SparseMlp)]
+    for mlp in layers:
+        mlp.experts = [(CountedCalls(gate_up), CountedCalls(down)) for gate_up, down in mlp.experts]
+    run(loaded, [[7]])
+    assert layers
+    for mlp in layers:  # two of six are chosen for a token
+        for projections in zip(*mlp.experts, strict=True):
+            assert sorted(each.calls for each in projections) == [0, 0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", *slow("qwen3_5")])

@@ -81,6 +81,17 @@ def run(loaded: LoadedModel, prompts: list[list[int]], chunk: int = 0) -> list[t
     return [torch.cat(parts) for parts in found]
 
 
+class CountedCalls:
+    """Stands in for a layer, and counts its calls."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer, self.calls = layer, 0
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.calls += 1
+        return self.layer(*args, **options)
+
+
 def reference(model: Any, prompt: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         logits: torch.Tensor = model(torch.tensor([prompt]), use_cache=False).logits[0].float()

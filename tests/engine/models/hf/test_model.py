@@ -17,7 +17,16 @@ from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from syringa.errors import ModelError
 from tests.engine.conftest import drive, request
-from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save, save_tokenizer
+from tests.engine.models.tiny_models import (
+    PROMPTS,
+    SIZES,
+    CountedCalls,
+    difference,
+    reference,
+    run,
+    save,
+    save_tokenizer,
+)
 
 EXPERTS = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
 LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 24}
@@ -123,6 +132,19 @@ def test_hf_model_greedy_tokens_match_transformers(tiny_model: Any, family: str)
         # transformers suppresses the end token up to `min_new_tokens`: compare up to the one this engine sampled.
         same = tokens.index(2) if 2 in tokens else 12
         assert tokens[:same] == output[:same]
+
+
+def test_only_experts_of_a_step_are_computed_in_int8(tiny_model: Any) -> None:
+    loaded: Any = load(tiny_model("qwen3_moe")[0], "int8")
+    layers = [layer.mlp.experts.native_experts for layer in loaded.model.model.model.layers]
+    counters = []
+    for experts in layers:
+        for projections in experts:
+            projections[:] = [CountedCalls(each) for each in projections]
+            counters.append(projections)
+    run(loaded, [[7]])
+    # Two of four are chosen for a token.
+    assert [sorted(each.calls for each in projections) for projections in counters] == [[0, 0, 1, 1]] * 2 * len(layers)
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "mixtral", "gpt_oss", "deepseek_v3", "gpt2", "phi"])
