@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from syringa.errors import ModelError
@@ -48,6 +50,21 @@ def test_client_package_passes_its_checks(server: Server, script: str) -> None:
     errors = {line["name"]: line["error"] for line in map(json.loads, result.stdout.splitlines())}
     assert list(errors) == re.findall(r"^def (check_\w+)", (_FOLDER / script).read_text(), re.MULTILINE)
     assert not any(errors.values()), "\n".join(filter(None, errors.values()))
+
+
+def test_vectors_of_the_api_equal_those_of_sentence_transformers(server: Server) -> None:
+    """With the tokenization, the truncation and the pooling of the server, in int8."""
+    cases = json.loads((_FOLDER.parent / "data" / "embedding_vectors.json").read_text())
+    assert len(cases) > 100
+    headers = {"Authorization": f"Bearer {KEY}"}
+    body = {"input": [case["text"] for case in cases], "model": MODEL, "truncate": True}
+    answer = httpx.post(server.url + "/v1/embeddings", json=body, headers=headers, timeout=120)
+    assert answer.status_code == 200, answer.text
+    got = np.array([each["embedding"] for each in answer.json()["data"]], dtype=np.float32)
+    expected = np.stack([np.frombuffer(base64.b64decode(case["vector"]), "<f2") for case in cases]).astype(np.float32)
+    cosines = (got * expected).sum(1) / np.linalg.norm(got, axis=1) / np.linalg.norm(expected, axis=1)
+    assert cosines.min() > 0.99
+    assert cosines.mean() > 0.999
 
 
 def test_embedding_model_and_chat_model_are_used_and_accounted_for(server: Server) -> None:
