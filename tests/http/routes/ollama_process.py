@@ -55,9 +55,9 @@ def path(tmp_path: Path) -> str:
 
 
 @asynccontextmanager
-async def process(file: str, path: str) -> AsyncIterator[Client]:
+async def process(file: str, path: str, **settings: Any) -> AsyncIterator[Client]:
     """An API process with one model."""
-    config = Config(database=file, model=path)
+    config = Config(database=file, model=path, **settings)
     models = ModelRegistry(config)
     await models.start()
     store = Store(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from syringa.service.app_state import AppState
 from tests.chat_models import plain_model
 from tests.client import client, until
 from tests.fake_engine import FakeEngine
-from tests.http.routes.ollama_process import HI, MODEL, file, names, path, process, prompt_of, statuses
+from tests.http.routes.ollama_process import HI, MODEL, file, names, path, process, prompt_of, pull, statuses
 
-__all__ = ["file", "path"]  # fixtures
+__all__ = ["file", "path", "pull"]  # fixtures
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
 
@@ -245,3 +246,29 @@ def test_ollama_port_is_off_by_default_and_named_if_it_is_taken() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(StartupError, match="--ollama-port"):
             listen_for_ollama(Config(ollama_port=port))
+
+
+@pytest.mark.parametrize(
+    ("method", "endpoint", "body"),
+    [
+        ("POST", "/api/pull", {"model": "hf.co/org/model"}),
+        ("POST", "/api/create", {"model": "mine", "from": MODEL, "system": "Be brief."}),
+        ("POST", "/api/copy", {"source": MODEL, "destination": "mine"}),
+        ("DELETE", "/api/delete", {"model": "kept"}),
+    ],
+)
+async def test_key_that_is_not_of_an_administrator_changes_no_models(
+    file: str, path: str, pull: Callable[[Any], None], method: str, endpoint: str, body: dict[str, Any]
+) -> None:
+    pulled: list[str] = []
+    pull(lambda model, *, on_file: pulled.append(model))
+    async with process(file, path) as http:  # without keys, everyone is an administrator
+        assert (await http.post("/api/copy", json={"source": MODEL, "destination": "kept"})).status_code == 200
+    async with process(file, path, api_key=("secret",)) as http:
+        for headers, status in (({}, 401), ({"authorization": "Bearer secret"}, 403)):
+            answer = await http.request(method, endpoint, json=body, headers=headers)
+            assert answer.status_code == status, answer.text
+            assert type(answer.json()["error"]) is str
+        http.headers["authorization"] = "Bearer secret"
+        assert await names(http) == [f"{MODEL}:latest", "kept:latest"]
+    assert pulled == []
