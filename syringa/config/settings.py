@@ -233,7 +233,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
     max_running: Annotated[_Positive, doc("Maximum number of running sequences.")] = 256
-    max_queue: Annotated[_Positive, doc("Maximum number of waiting requests; further ones get 503.")] = 1024
+    max_queue: Annotated[_Positive, doc("Maximum number of waiting requests, without those of batches; further ones get 503.")] = 1024
     queue_timeout: Annotated[
         Seconds,
         doc(
@@ -346,7 +346,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         _Positive,
         doc(
             "Maximum number of bytes of image files that the requests of an API process hold at a time, of which an "
-            "organization may hold half; further images get 503."
+            "organization may hold half; further images get 503. Batches may hold half as much besides."
         ),
     ] = 2 * 1024**3
     image_max_side: Annotated[_Positive, doc("Maximum width and height of an image in pixels.")] = 16_384
