@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from playwright.async_api import Page
+from playwright.async_api import Browser, Page
 
 from tests.chat_models import plain_model
 from tests.client import server
@@ -24,6 +25,7 @@ from tests.console.browser import chromium, open_page
 from tests.fake_engine import FakeEngine
 
 TOKENS, TOKENS_PER_SECOND, MESSAGES, CHATS = 4000, 300, 200, 10
+OPENINGS = 5
 TOKEN_CHARACTERS = 4
 
 PARAGRAPH = (
@@ -90,6 +92,24 @@ async def ask(page: Page, text: str) -> None:
     await page.get_by_role("button", name="Send", exact=True).click()
 
 
+async def interactive_ms(page: Page) -> float:
+    """Return the time from the navigation until a message can be written."""
+    await page.get_by_label("Message", exact=True).wait_for()
+    return float(await page.evaluate("performance.now()"))
+
+
+async def measure_openings(browser: Browser, url: str) -> dict[str, float]:
+    """Return the median times of opening the console: with nothing in the browser's cache, and again."""
+    cold, warm = [], []
+    for _turn in range(OPENINGS):
+        async with open_page(browser, url) as (page, _):  # in a profile of its own, which has nothing in its cache
+            cold.append(await interactive_ms(page))
+            await page.goto("about:blank")
+            await page.goto(url)
+            warm.append(await interactive_ms(page))
+    return {"interactive_cold_ms": statistics.median(cold), "interactive_ms": statistics.median(warm)}
+
+
 async def heap_megabytes(page: Page) -> float:
     session = await page.context.new_cdp_session(page)
     await session.send("HeapProfiler.collectGarbage")
@@ -117,16 +137,7 @@ async def measure() -> dict[str, Any]:
     figures: dict[str, Any] = {}
     async with server(engine, model=model) as http, chromium() as browser:
         url = str(http.base_url).rstrip("/")
-        async with open_page(browser, url) as (page, _):
-            await page.get_by_label("Message", exact=True).wait_for()
-            openings = []
-            for _turn in range(5):
-                await page.goto("about:blank")
-                await page.goto(url)
-                await page.get_by_label("Message", exact=True).wait_for()
-                openings.append(await page.evaluate("performance.now()"))
-            figures["interactive_ms"] = sorted(openings)[2]
-
+        figures |= await measure_openings(browser, url)
         async with open_page(browser, url) as (page, _):
             await page.get_by_label("Message", exact=True).wait_for()
             await page.evaluate(WATCH_LONG_TASKS)
@@ -174,13 +185,42 @@ async def measure() -> dict[str, Any]:
     return figures
 
 
+def table(figures: dict[str, Any]) -> str:
+    """Return the figures as the rows of the table in docs/performance.md."""
+    tasks = ", ".join(f"{each} ms" for each in figures["stream_long_tasks_ms"]) or "none"
+    heaps = figures["heap_megabytes_after_each_chat"]
+    rows = [
+        (
+            "first page, from navigation to interactive, nothing cached",
+            f"{figures['interactive_cold_ms']:.0f} ms",
+            "≤ 1 s",
+        ),
+        ("the same with its files in the browser's cache", f"{figures['interactive_ms']:.0f} ms", ""),
+        (
+            f"answer of {TOKENS:,} tokens at {TOKENS_PER_SECOND} tok/s, as they arrive in the page",
+            f"{figures['stream_tokens_per_second']} tok/s",
+            "",
+        ),
+        ("tasks of the main thread over 50 ms meanwhile", tasks, "none"),
+        ("longest task, CPU time", f"{figures['stream_longest_task_cpu_ms']} ms", ""),
+        (
+            f"conversation of {MESSAGES} messages, gap between frames while scrolling, p99",
+            f"{figures['scroll_gap_p99_ms']} ms",
+            "≤ 50 ms",
+        ),
+        ("memory of the page after the first and the tenth long chat", f"{heaps[0]} and {heaps[-1]} MB", "flat"),
+    ]
+    lines = ["| | measured | target |", "| --- | ---: | ---: |", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(line.replace("|  |", "| |") for line in lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="write the figures to this file as JSON")
     arguments = parser.parse_args()
     figures = asyncio.run(measure())
     text = json.dumps(figures, indent=2)
-    print(text)
+    print(text, table(figures), sep="\n\n")
     if arguments.output:
         arguments.output.write_text(text + "\n")
 
