@@ -35,11 +35,13 @@ def main() -> None:
 
     threading.Thread(target=stop_with_parent, daemon=True, name="parent-watch").start()
     try:
-        sys.exit(run(options.flags, Path(options.file) if options.file else None))
+        failed = run(options.flags, Path(options.file) if options.file else None) != 0
     except SyringaError as error:
+        failed = True
         if error.message:
             print(f"syringa: {error.message}", file=sys.stderr)
-        sys.exit(1)
+    # An unexpected exception ends this process with status 1: then the parent starts it again.
+    sys.exit(managed_process.EXIT_CANNOT_START if failed else 0)
 
 
 if __name__ == "__main__":

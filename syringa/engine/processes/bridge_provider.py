@@ -21,7 +21,7 @@ import msgspec
 
 from syringa.engine.client import protocol
 from syringa.engine.processes.cluster_replica import SERVING, ClusterReplica
-from syringa.engine.processes.control import MessageConnection
+from syringa.engine.processes.control import Acceptor, MessageConnection
 from syringa.engine.processes.worker_process import DRAIN_MARGIN_SECONDS, UNLOAD_SECONDS
 from syringa.fleet.bridge_protocol import (
     STARTING,
@@ -86,6 +86,7 @@ class BridgeProvider:
         self.unknown: dict[str, tuple[ReplicaReport, float]] = {}  # that are not taken over, and since when
         self._launch, self._adopts, self._clock, self._selector = launch, adopts, clock, selector
         self._listener = protocol.listen(str(Path(folder) / "bridge.sock"))
+        self._acceptor = Acceptor(self._listener)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._connection: MessageConnection[FromBridge] | None = None
         self._by_model: dict[str, dict[str, ClusterReplica]] = {}  # those of `running`
@@ -214,15 +215,13 @@ class BridgeProvider:
     # Reports
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                accepted, _ = self._listener.accept()
-                if self._connection is not None:
-                    self._connection.close()
-                decoder: protocol.FrameDecoder[FromBridge] = protocol.FrameDecoder(msgspec.msgpack.Decoder(FromBridge))
-                self._connection = MessageConnection(accepted, decoder, self._selector)
-                self.connected = False  # until it has reported
-                self._repeat()
+        while (accepted := self._acceptor.accept()) is not None:
+            if self._connection is not None:
+                self._connection.close()
+            decoder: protocol.FrameDecoder[FromBridge] = protocol.FrameDecoder(msgspec.msgpack.Decoder(FromBridge))
+            self._connection = MessageConnection(accepted, decoder, self._selector)
+            self.connected = False  # until it has reported
+            self._repeat()
 
     def _repeat(self) -> None:
         """Ask a new bridge for what the last one may not have done."""

@@ -7,9 +7,13 @@ their replicas.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import logging
+import math
 import selectors
 import socket
+import time
 from typing import Generic, TypeVar
 
 import msgspec
@@ -23,7 +27,11 @@ from syringa.fleet.status import FleetStatus
 
 M = TypeVar("M")
 
+logger = logging.getLogger("syringa.supervisor")
+
 READ_SIZE = 1 << 16
+ACCEPT_PAUSE_SECONDS, ACCEPT_LOG_SECONDS = 0.05, 60.0  # while a connection cannot be accepted
+_PASSING_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
 MAX_UNSENT_BYTES = 16 << 20  # a report of 10,000 nodes is a tenth of it
 
 
@@ -150,6 +158,29 @@ def supervisor_decoder() -> protocol.FrameDecoder[SupervisorRequest]:
 
 def api_decoder() -> protocol.FrameDecoder[SupervisorReport]:
     return protocol.FrameDecoder(msgspec.msgpack.Decoder(SupervisorReport))
+
+
+class Acceptor:
+    """Accept the clients of a listening socket, also while the machine or this process is short of descriptors."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._logged_at = -math.inf
+
+    def accept(self) -> socket.socket | None:
+        """Return a connection; None if there is none, or none can be accepted now: the client waits."""
+        try:
+            return self._listener.accept()[0]
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno not in _PASSING_ERRORS:
+                raise
+            if (now := time.monotonic()) >= self._logged_at + ACCEPT_LOG_SECONDS:
+                self._logged_at = now
+                logger.error("supervisor cannot accept a connection: error=%r", error.strerror)
+            time.sleep(ACCEPT_PAUSE_SECONDS)  # the socket stays readable: a selector would not wait
+            return None
 
 
 class MessageConnection(Generic[M]):

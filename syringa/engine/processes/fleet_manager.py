@@ -167,10 +167,12 @@ class FleetManager:
         self._publish_files()
         self._publish_changes()
 
-    def stop(self, grace: float) -> None:
+    def stop(self, grace: float, *, leave_replicas: bool = False) -> None:
         """End the replicas, unless they are to be kept or another server uses them. Wait until they have ended."""
         last = self._leave()
-        if not last:
+        if leave_replicas:
+            logger.error("replicas are left running, for the next server: count=%d", len(self.provider.running))
+        elif not last:
             logger.info("replicas are left running: another server may use them")
         elif not self._config.cluster_keep_replicas:
             for id in list(self.provider.running):

@@ -177,8 +177,8 @@ class WorkerManager:
         for model in self.models:
             self._forget_ended(model)
 
-    def stop(self, grace: float) -> None:
-        """Terminate all workers, and kill them after `grace` seconds."""
+    def stop(self, grace: float, *, leave_replicas: bool = False) -> None:
+        """Terminate all workers, and kill them after `grace` seconds. None can outlive this process."""
         running = [(worker, worker.process) for worker in self._workers() if worker.process is not None]
         for _, process in running:
             process.terminate()

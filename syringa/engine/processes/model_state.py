@@ -147,6 +147,9 @@ class ReplicaManager(Protocol):
         """Go on with what has begun."""
         ...
 
-    def stop(self, grace: float) -> None:
-        """End what runs with this server. What has not ended after `grace` seconds is killed."""
+    def stop(self, grace: float, *, leave_replicas: bool = False) -> None:
+        """End what runs with this server. What has not ended after `grace` seconds is killed.
+
+        `leave_replicas`: but not what can outlive this process, which has failed.
+        """
         ...

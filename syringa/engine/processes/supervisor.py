@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import selectors
 import signal
@@ -20,6 +19,7 @@ from syringa.config import Config, ModelSpec
 from syringa.engine.client import protocol
 from syringa.engine.processes import managed_process
 from syringa.engine.processes.control import (
+    Acceptor,
     AcquireModel,
     AcquireProbe,
     ClearSuspect,
@@ -98,6 +98,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._connections: list[MessageConnection[SupervisorRequest]] = []
         self._control = protocol.listen(str(Path(folder) / "control.sock"))
+        self._acceptor = Acceptor(self._control)
         self._selector.register(self._control, selectors.EVENT_READ)
         self.workers, self.controller = self._replicas(folder)
         self._fleet_status, self._fleet_reported_at = self.workers.fleet_status(), time.monotonic()
@@ -162,6 +163,7 @@ class Supervisor:
         if default is None or self.config.cluster:  # nodes may join later
             on_ready(None)
             default = None
+        failed = False
         try:
             while not self.stopping:
                 self._selector.select(POLL_SECONDS)
@@ -186,12 +188,18 @@ class Supervisor:
                         logger.error("%s died: exit=%s, restarting", each.name, exit_)
                 if not self._poll_services():
                     return 1
+        except Exception:
+            failed = True  # replicas of a cluster are left to the next server
+            raise
         finally:
-            self.stop()
+            self.stop(leave_replicas=failed)
         return 0
 
-    def stop(self) -> None:
-        """Drain and stop the API servers, then stop the workers. A second signal ends draining."""
+    def stop(self, *, leave_replicas: bool = False) -> None:
+        """Drain and stop the API servers, then stop the workers. A second signal ends draining.
+
+        `leave_replicas`: leave those of a cluster running, which outlive this process.
+        """
         running = [each.process for each in self.api_servers if each.process is not None]
         if not self.stopping:  # the server could not start: there is nothing to drain
             for process in running:
@@ -213,7 +221,7 @@ class Supervisor:
         for listener in self._listeners:
             listener.close()  # refuse connections that were not accepted yet
         self.probes.stop()
-        self.workers.stop(STOP_SECONDS)
+        self.workers.stop(STOP_SECONDS, leave_replicas=leave_replicas)
         if self._coordinator is not None:
             self._coordinator.stop()
         for service in self.services:
@@ -235,13 +243,11 @@ class Supervisor:
         return True
 
     def _serve_control(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                accepted, _ = self._control.accept()
-                connection = MessageConnection(accepted, supervisor_decoder(), self._selector)
-                self._connections.append(connection)
-                for report in (*self.workers.reports(), self._fleet_status):
-                    connection.send(report)
+        while (accepted := self._acceptor.accept()) is not None:
+            connection = MessageConnection(accepted, supervisor_decoder(), self._selector)
+            self._connections.append(connection)
+            for report in (*self.workers.reports(), self._fleet_status):
+                connection.send(report)
         for connection in list(self._connections):
             connection.flush()
             for message in connection.receive():

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import errno
 import math
+import os
 import selectors
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -43,6 +46,39 @@ def pair(selector: selectors.BaseSelector) -> Iterator[tuple[MessageConnection[S
     with there:
         yield connection, there
         connection.close()
+
+
+class BusyListener:
+    """A listening socket whose `accept` fails as often as the test says."""
+
+    def __init__(self, *errors: int) -> None:
+        self.errors = list(errors)
+        self.accepted: list[socket.socket] = []
+
+    def accept(self) -> tuple[socket.socket, str]:
+        if self.errors:
+            number = self.errors.pop(0)
+            raise OSError(number, os.strerror(number))
+        self.accepted.append(socket.socket(socket.AF_UNIX))
+        return self.accepted[-1], ""
+
+
+def test_shortage_of_descriptors_delays_a_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(control, "ACCEPT_PAUSE_SECONDS", 0.0)
+    listener: Any = BusyListener(errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.EAGAIN)
+    acceptor = control.Acceptor(listener)
+    assert [acceptor.accept() for _ in range(4)] == [None] * 4
+    accepted = acceptor.accept()
+    assert accepted is listener.accepted[0]
+    accepted.close()
+    assert [each.getMessage() for each in caplog.records] == [
+        "supervisor cannot accept a connection: error='Too many open files'"
+    ]
+    listener.errors = [errno.EBADF]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        acceptor.accept()
 
 
 def test_worker_key_depends_on_options_except_socket() -> None:

@@ -101,3 +101,32 @@ def test_cluster_server_ends_with_the_supervisor(tmp_path: Path) -> None:
         assert [each.starts for each in supervisor.services] == [1, 1]
     assert status == [0]
     assert not any(exists(pid) for pid in ids)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_supervisor_that_fails_leaves_its_replicas(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(cluster=True, cluster_dir="/nowhere")
+    spec = complete_spec(ModelSpec(id="m", path="m"), config, default=True)
+    left: list[bool] = []
+    with tempfile.TemporaryDirectory(prefix="syringa-test-") as folder, socket.socket() as listener:
+        supervisor = Supervisor(config, spec, listener, folder)
+        supervisor.api_servers, supervisor.services = [], []
+        end = supervisor.workers.stop
+
+        def stop(grace: float, *, leave_replicas: bool = False) -> None:
+            left.append(leave_replicas)
+            end(0.0, leave_replicas=leave_replicas)
+
+        def tick() -> None:
+            if fails:
+                raise ValueError("a bug")
+            supervisor.stopping = True
+
+        monkeypatch.setattr(supervisor.workers, "stop", stop)
+        monkeypatch.setattr(supervisor.workers, "tick", tick)
+        if fails:
+            with pytest.raises(ValueError, match="a bug"):
+                supervisor.run(lambda info: None)
+        else:
+            assert supervisor.run(lambda info: None) == 0
+    assert left == [fails]
