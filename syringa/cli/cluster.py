@@ -182,7 +182,7 @@ def join_cluster(
 
     labels, folder = parse_labels(pool, label or []), cluster_folder(dir)
     membership = become_member(folder, address, token, name, host or [])
-    raise typer.Exit(run_node(member_options(folder, membership, labels, cpus, gpus), grace))
+    raise typer.Exit(run_node(member_options(folder, membership, labels, cpus, gpus), grace, wait=not token))
 
 
 @cluster.command("status")

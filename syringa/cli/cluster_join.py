@@ -57,8 +57,11 @@ def become_member(
     return membership
 
 
-def run_node(options: MemberOptions, grace: float) -> int:
-    """Run a node until it is drained or a signal arrives, at which it is drained. Return the exit status."""
+def run_node(options: MemberOptions, grace: float, *, wait: bool = False) -> int:
+    """Run a node until it is drained or a signal arrives, at which it is drained. Return the exit status.
+
+    `wait`: for a head that cannot be reached yet.
+    """
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: signals.append(number))
@@ -66,7 +69,7 @@ def run_node(options: MemberOptions, grace: float) -> int:
     os.environ.update(environment(options.folder))  # before Ray is imported
     member = ClusterMember(options)
     try:
-        node = member.start(lambda: bool(signals))
+        node = member.start(lambda: bool(signals), wait=wait)
         if node is None:
             typer.echo("Stopped before the cluster was joined.")
             return 0

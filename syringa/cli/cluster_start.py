@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import os
 import signal
 import socket
@@ -29,11 +30,13 @@ from syringa.cluster.folder import ClusterFolder, replace_file
 from syringa.cluster.join import DEFAULT_PORT, ServerAddress, parse_server_address
 from syringa.cluster.own_address import own_address
 from syringa.config import Config
-from syringa.engine.processes.managed_process import send_options
+from syringa.engine.processes import managed_process
 from syringa.errors import ConfigError
 from syringa.ray import internals
 from syringa.ray.member import ClusterMember, MemberOptions
 from syringa.ray.processes import (
+    GCS,
+    START_SECONDS,
     RayProcess,
     environment,
     head_arguments,
@@ -45,6 +48,7 @@ from syringa.ray.redis import check_redis
 logger = logging.getLogger("syringa.cluster")
 
 POLL_SECONDS = 0.2
+LOOK_SECONDS = 1.0  # between two attempts to connect to a head that was started again
 STOP_MARGIN_SECONDS = 30.0  # for the server to stop, beyond its drain_timeout
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 30.0
 STABLE_SECONDS = 60.0  # after which a server that dies is started again without a longer pause
@@ -91,7 +95,10 @@ class ClusterStart:
         self._address = _node_address(server.host)
         self._head_address = str(ServerAddress(self._address, config.ray_port))
         self._head: RayProcess | None = None
-        self._head_start_at = 0.0
+        self._head_ready = False  # whether it has accepted a connection since it was started
+        self._head_start_at = 0.0  # when it is due, and then when it was started
+        self._head_looked_at = -math.inf
+        self._head_backoff = MIN_BACKOFF_SECONDS
         self._member: ClusterMember | None = None
         self._server: subprocess.Popen[bytes] | None = None
         self._server_start_at = 0.0  # when it is due, and then when it was started
@@ -121,8 +128,7 @@ class ClusterStart:
             self._stop_server()
             if self._member is not None:
                 self._member.stop()
-            if self._head is not None:
-                self._head.stop()
+            self._end_head()
 
     def _on_signal(self, *_: object) -> None:
         self._signals += 1
@@ -132,12 +138,13 @@ class ClusterStart:
 
     def _launch_head(self) -> RayProcess:
         arguments = head_arguments(self._address, self._config.ray_port, redis_password=self._redis_password)
-        return RayProcess("Ray's head", arguments, environment(self._folder, redis=self._redis))
+        return RayProcess("Ray's head", arguments, environment(self._folder, redis=self._redis), GCS)
 
     def _start_head(self) -> None:
         replace_file(self._folder.ray_address, self._head_address.encode())
         self._head = self._launch_head()
         wait_started(self._head, lambda: self._signals > 0 or self._head_accepts())
+        self._head_ready = True
         logger.info("cluster: Ray's head is ready: address=%s", self._head_address)
 
     def _head_accepts(self) -> bool:
@@ -165,19 +172,50 @@ class ClusterStart:
 
     def _poll_head(self) -> None:
         now = time.monotonic()
-        if self._head is not None and not self._head.running:
-            logger.error("cluster: Ray's head has died: reason=%s", self._head.failure())
+        if self._head is None:
+            if now >= self._head_start_at:
+                self._head, self._head_ready, self._head_start_at = self._launch_head(), False, now
+            return
+        if self._head.running:
+            self._poll_new_head(self._head, now)
+            return
+        logger.error("cluster: Ray's head has died: reason=%s", self._head.failure())
+        self._end_head()
+        if not self._head_ready:  # there are no nodes that it could lose
+            self._head_start_at, self._head_backoff = now + self._head_backoff, self._next_head_backoff
+        elif self._redis:
+            self._head_start_at = now + 1.0
+        else:
+            # A new head knows nothing of the nodes that wait for the old one: their replicas would end at once.
+            wait = reconnect_seconds()
+            logger.error("cluster: the replicas serve on for %d s; then head and nodes are started again", wait)
+            self._head_start_at = now + wait
+
+    def _poll_new_head(self, head: RayProcess, now: float) -> None:
+        """Find out whether a head that was started again accepts connections. One that does not is ended."""
+        if self._head_ready or now < self._head_looked_at + LOOK_SECONDS:
+            return
+        try:
+            self._head_ready = self._head_accepts()
+        except ConfigError as error:
+            logger.error("cluster: %s", error.message)
+        self._head_looked_at = time.monotonic()
+        if self._head_ready:
+            self._head_backoff = MIN_BACKOFF_SECONDS
+            logger.info("cluster: Ray's head is ready: address=%s", self._head_address)
+        elif self._head_looked_at > self._head_start_at + START_SECONDS:
+            logger.error("cluster: Ray's head has not started within %.0f s: log=%s", START_SECONDS, head.log)
+            self._end_head()
+            self._head_start_at = self._head_looked_at
+
+    @property
+    def _next_head_backoff(self) -> float:
+        return min(2 * self._head_backoff, MAX_BACKOFF_SECONDS)
+
+    def _end_head(self) -> None:
+        if self._head is not None:
             self._head.stop()
             self._head = None
-            if self._redis:
-                self._head_start_at = now + 1.0
-            else:
-                # A new head knows nothing of the nodes that wait for the old one: their replicas would end at once.
-                wait = reconnect_seconds()
-                logger.error("cluster: the replicas serve on for %d s; then head and nodes are started again", wait)
-                self._head_start_at = now + wait
-        if self._head is None and now >= self._head_start_at:
-            self._head = self._launch_head()
 
     def _poll_server(self, options: ServeOptions) -> int | None:
         """Start the server if it is due. Return its exit status if it has stopped, and None if it goes on or died."""
@@ -192,11 +230,11 @@ class ClusterStart:
         if self._server.stdin is not None:
             self._server.stdin.close()
         self._server = None
-        if status >= 0:
-            return status
+        if status in (0, managed_process.EXIT_CANNOT_START):
+            return min(status, 1)  # it has printed the reason
         if now - self._server_start_at >= STABLE_SECONDS:
             self._backoff = MIN_BACKOFF_SECONDS
-        logger.error("cluster: the server died and is started again: signal=%s", signal.Signals(-status).name)
+        logger.error("cluster: the server died and is started again: exit=%s", managed_process.describe_exit(status))
         self._server_start_at, self._backoff = now + self._backoff, min(2 * self._backoff, MAX_BACKOFF_SECONDS)
         return None
 
@@ -213,7 +251,7 @@ class ClusterStart:
         if self._server.stdin is not None:
             self._server.stdin.close()
         self._server = None
-        return max(status, 0)
+        return min(max(status, 0), 1)
 
 
 def server_address(config: Config, folder: ClusterFolder) -> ServerAddress:
@@ -256,5 +294,5 @@ def _spawn_server(options: ServeOptions) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for the parent, which passes it on
     )
-    send_options(process, options)
+    managed_process.send_options(process, options)
     return process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,14 +12,24 @@ from typing import Literal
 from syringa.cluster.folder import ClusterFolder
 from syringa.errors import StartupError
 from syringa.ray import internals
-from syringa.ray.internals import HeadClient, HeadUnavailable, RayNode
-from syringa.ray.processes import MEMBER_LABEL, RayProcess, environment, new_member, node_arguments, wait_started
+from syringa.ray.internals import ConnectionRefused, HeadClient, HeadUnavailable, RayNode
+from syringa.ray.processes import (
+    MEMBER_LABEL,
+    RAYLET,
+    RayProcess,
+    environment,
+    new_member,
+    node_arguments,
+    wait_started,
+)
 
 logger = logging.getLogger("syringa.cluster")
 
 LOOK_SECONDS = 2.0  # between two looks at Ray's table
+DRAIN_POLL_SECONDS = 0.5
 DRAIN_MARGIN_SECONDS = 15.0  # after the grace period, for the node to end
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 1.0, 30.0
+WAIT_LOG_SECONDS = 60.0  # between two messages that the head is waited for
 LISTED_SECONDS = 60.0  # for which a node waits until Ray has noticed that the one before it has ended
 
 MemberState = Literal["running", "waiting", "left"]
@@ -44,13 +55,20 @@ class ClusterMember:
         self._process: RayProcess | None = None
         self._client: HeadClient | None = None
         self._looked_at = clock()
+        self._logged_at = -math.inf  # when it was last said that the head is waited for
         self._start_at = 0.0
         self._backoff = MIN_BACKOFF_SECONDS
 
-    def start(self, is_cancelled: Callable[[], bool] = lambda: False) -> RayNode | None:
-        """Join the cluster, and return the node as Ray lists it; None if cancelled. Raises `StartupError`."""
+    def start(self, is_cancelled: Callable[[], bool] = lambda: False, *, wait: bool = False) -> RayNode | None:
+        """Join the cluster, and return the node as Ray lists it; None if cancelled. Raises `StartupError`.
+
+        `wait`: until the head can be reached, for any time.
+        """
         try:
-            internals.check_head(self._options.head, self._options.folder.ray_files())
+            while not self._check_head(wait=wait):
+                if is_cancelled():
+                    return None
+                time.sleep(LOOK_SECONDS)
         except HeadUnavailable as error:
             raise StartupError(str(error)) from None
         self._process = self._spawn()
@@ -74,6 +92,21 @@ class ClusterMember:
             return None
         return found[0]
 
+    def _check_head(self, *, wait: bool) -> bool:
+        """Return whether the head accepts this machine. Raises `HeadUnavailable`, with `wait` only if it refuses."""
+        try:
+            internals.check_head(self._options.head, self._options.folder.ray_files())
+        except ConnectionRefused:
+            raise
+        except HeadUnavailable as error:
+            if not wait:
+                raise
+            if (now := self._clock()) >= self._logged_at + WAIT_LOG_SECONDS:
+                self._logged_at = now
+                logger.warning("cluster: node waits for the head: %s", error)
+            return False
+        return True
+
     def poll(self) -> MemberState:
         """Start the node again if it has ended. Return "left" when it was drained and has ended."""
         now = self._clock()
@@ -84,6 +117,9 @@ class ClusterMember:
                 self._process = self._spawn()
             return "waiting"
         if not self._process.running:
+            node = self._look()
+            if node is not None and not node.alive and node.drained:
+                return "left"
             logger.error("cluster: node has ended: reason=%s", self._process.failure())
             self.stop()
             self._start_at, self._backoff = now + self._backoff, min(2 * self._backoff, MAX_BACKOFF_SECONDS)
@@ -98,21 +134,25 @@ class ClusterMember:
         return "running"
 
     def drain(self, grace: float, is_cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Let the replicas of this node end or move, for up to `grace` seconds."""
-        node = self._look()
-        if node is None or not node.alive or self._client is None:
-            return
-        try:
-            self._client.drain(node.id, "the node leaves", time.time() + grace)
-        except HeadUnavailable as error:
-            logger.error("cluster: node cannot be drained: %s", error)
-            return
-        deadline = self._clock() + grace + DRAIN_MARGIN_SECONDS
+        """Let the replicas of this node end or move, for up to `grace` seconds.
+
+        A head that cannot be reached is asked again until then: it may be busy, or be started again.
+        """
+        ends_at, deadline = time.time() + grace, self._clock() + grace + DRAIN_MARGIN_SECONDS
+        announced, problem = False, "it does not list this node"
         while self._clock() < deadline and not is_cancelled() and self._process is not None and self._process.running:
             node = self._look()
-            if node is None or not node.alive:
+            if node is not None and not node.alive:
                 return
-            time.sleep(0.5)
+            if node is not None and self._client is not None and not announced:
+                try:
+                    self._client.drain(node.id, "the node leaves", ends_at)
+                    announced = True
+                except HeadUnavailable as error:
+                    problem = str(error)
+            time.sleep(DRAIN_POLL_SECONDS)
+        if not announced:
+            logger.error("cluster: node could not be drained: head=%s reason=%r", self._options.head, problem)
 
     def stop(self) -> None:
         """End all processes of the node at once."""
@@ -138,7 +178,7 @@ class ClusterMember:
             cpus=options.cpus,
             gpus=options.gpus,
         )
-        return RayProcess("the node", arguments, environment(options.folder))
+        return RayProcess("the node", arguments, environment(options.folder), RAYLET)
 
     def _look(self) -> RayNode | None:
         """Return this node as Ray lists it; None if it does not, or if its head cannot be reached."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import math
 import os
 import secrets
 import shutil
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,9 @@ OBJECT_STORE_BYTES = 80_000_000  # of Ray: close to the least that it accepts; n
 CLUSTER_DIR_VARIABLE = "_SYRINGA_CLUSTER_DIR"  # also marks our processes, for the load of others
 FOLDER_VARIABLE = "_SYRINGA_NODE_FOLDER"
 GPUS_VARIABLE = "_SYRINGA_NODE_GPUS"  # CUDA_VISIBLE_DEVICES of the node, which Ray changes for actors
+GCS, RAYLET = "gcs_server", "raylet"  # programs of Ray: of a head, and of a node
+WATCH_SECONDS = 1.0  # between two attempts to find such a program
+
 MEMBER_LABEL = "syringa-member"  # by which a node finds itself in Ray's table
 HEAD_LABEL = "syringa-head"
 
@@ -129,8 +133,14 @@ def new_member() -> str:
 class RayProcess:
     """A head or node of Ray in a session of its own, which ends when this process does."""
 
-    def __init__(self, name: str, arguments: list[str], variables: Mapping[str, str]) -> None:
-        self.name = name
+    def __init__(self, name: str, arguments: list[str], variables: Mapping[str, str], program: str = "") -> None:
+        """`program`: the process of Ray without which it is of no use, `GCS` or `RAYLET`.
+
+        `ray start --block` goes on when that has ended by SIGTERM, as of `ray stop`, or with status 0.
+        """
+        self.name, self._program = name, program
+        self._watched: int | None = None  # the id of the process that runs the program
+        self._watched_at = -math.inf
         # The paths of Ray's sockets are long, and those of Unix sockets are limited: not in the data folder.
         self.folder = Path(tempfile.mkdtemp(prefix="syringa-ray-"))
         self.log = self.folder / "ray-start.log"
@@ -159,12 +169,24 @@ class RayProcess:
 
     @property
     def running(self) -> bool:
-        return self.process.poll() is None
+        """Whether it runs, and its program, once that was started."""
+        if self.process.poll() is not None:
+            return False
+        if self._watched is not None:
+            return _runs(self._watched, self._program)
+        now = time.monotonic()
+        if self._program and now >= self._watched_at + WATCH_SECONDS:
+            self._watched_at = now
+            processes = _processes(self.process.pid, self.folder)
+            self._watched = next((pid for pid in processes if _runs(pid, self._program)), None)
+        return True
 
     def failure(self) -> str:
         """Return in one line why it has ended, as far as Ray says."""
         status = self.process.returncode
-        if status is not None and status < 0:
+        if status is None:
+            return f"{self._program} has ended"
+        if status < 0:
             return managed_process.describe_exit(status)  # what Ray printed before is not the cause
         try:
             lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
@@ -183,7 +205,14 @@ class RayProcess:
 
 
 def _kill_processes(session: int, folder: Path) -> None:
-    """Kill what is left of a head or node. Without a head, some of Ray's processes outlive the others.
+    """Kill what is left of a head or node. Without a head, some of Ray's processes outlive the others."""
+    for pid in _processes(session, folder):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _processes(session: int, folder: Path) -> Iterator[int]:
+    """Yield the processes of a head or node, without this one.
 
     They are recognized by their session, because Ray's agents overwrite their environment with their title, and by
     the variable, for processes in a session of their own.
@@ -195,7 +224,16 @@ def _kill_processes(session: int, folder: Path) -> None:
             if pid == os.getpid():
                 continue
             if os.getsid(pid) == session or mark in (entry / "environ").read_bytes().split(b"\0"):
-                os.kill(pid, signal.SIGKILL)
+                yield pid
+
+
+def _runs(pid: int, program: str) -> bool:
+    """Return whether a process runs a program. One that has ended has no command line, even before it is reaped."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
+    except OSError:
+        return False
+    return os.path.basename(os.fsdecode(command)) == program
 
 
 def wait_started(process: RayProcess, is_started: Callable[[], bool], seconds: float = START_SECONDS) -> None:

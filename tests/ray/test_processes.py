@@ -13,29 +13,25 @@ from syringa.cluster.folder import ClusterFolder
 from syringa.errors import ConfigError
 from syringa.ray import processes
 from syringa.ray.processes import RayProcess
+from tests.e2e.server import alive
 from tests.ray.harness import until
 
 
 @contextlib.contextmanager
-def running_script(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayProcess]:
+def running_script(
+    script: str, folder: Path, monkeypatch: pytest.MonkeyPatch, watched: str = ""
+) -> Iterator[RayProcess]:
     """A shell script in the place of Ray."""
     program = folder / "ray"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(program))
-        process = RayProcess("the node", [], {})
+        process = RayProcess("the node", [], {}, watched)
     try:
         yield process
     finally:
         process.stop()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_processes_that_overwrote_their_environment_are_killed_with_their_node(
@@ -45,9 +41,25 @@ def test_processes_that_overwrote_their_environment_are_killed_with_their_node(
         child = int(until(lambda: node.log.read_text().strip()))
         os.kill(node.process.pid, signal.SIGKILL)
         until(lambda: not node.running)
-        assert is_running(child)
+        assert alive(child)
         node.stop()
-        until(lambda: not is_running(child))
+        until(lambda: not alive(child))
+
+
+def test_process_has_ended_when_its_program_has_though_ray_start_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `ray stop`, which sends SIGTERM."""
+    monkeypatch.setattr(processes, "WATCH_SECONDS", 0.0)
+    (tmp_path / processes.GCS).symlink_to(sys.executable)
+    program = f"'{tmp_path / processes.GCS}' -I -c 'import time; time.sleep(600)'"
+    with running_script(f"{program} &\necho $!\nwait\nsleep 600", tmp_path, monkeypatch, processes.GCS) as head:
+        child = int(until(lambda: head.log.read_text().strip()))
+        until(lambda: head.running and head._watched == child)
+        os.kill(child, signal.SIGTERM)
+        until(lambda: not head.running)
+        assert head.process.poll() is None
+        assert head.failure() == "gcs_server has ended"
 
 
 @pytest.mark.parametrize(

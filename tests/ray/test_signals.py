@@ -14,14 +14,16 @@ from syringa.cli.serve_process import ServeOptions
 from syringa.cluster.folder import ClusterFolder
 from syringa.cluster.join import ServerAddress
 from syringa.config import Config
+from syringa.engine.processes import managed_process
 from syringa.ray import internals, member
 from syringa.ray.member import ClusterMember, MemberOptions
+from syringa.ray.processes import START_SECONDS, reconnect_seconds
 
 
 class FakeProcess:
     """A server that ends when it is told to."""
 
-    stdin = None
+    stdin, pid = None, 0
 
     def __init__(self) -> None:
         self.status: int | None = None
@@ -62,7 +64,7 @@ def test_password_of_redis_is_given_to_a_head_that_uses_redis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis: str, passed: bool
 ) -> None:
     given: list[str] = []
-    monkeypatch.setattr(cluster_start, "RayProcess", lambda name, arguments, variables: given.extend(arguments))
+    monkeypatch.setattr(cluster_start, "RayProcess", lambda name, arguments, *_: given.extend(arguments))
     monkeypatch.setattr(cluster_start, "environment", lambda folder, redis: {})
     ClusterStart(Config(), ClusterFolder(tmp_path), ServerAddress("10.0.0.7", 8470), redis, "secret")._launch_head()
     assert any("secret" in each for each in given) is passed
@@ -125,3 +127,94 @@ def test_joining_is_given_up_at_a_signal(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("time.sleep", lambda _: None)
     assert joining.start(lambda: next(looks)) is None
     assert node.stopped
+
+
+@pytest.mark.parametrize(("status", "result"), [(0, 0), (managed_process.EXIT_CANNOT_START, 1), (1, None), (-9, None)])
+def test_a_server_that_fails_is_started_again_unless_it_cannot_start(
+    start: ClusterStart, monkeypatch: pytest.MonkeyPatch, status: int, result: int | None
+) -> None:
+    servers: list[FakeProcess] = []
+
+    def spawn(_: ServeOptions) -> Any:
+        servers.append(FakeProcess())
+        return servers[-1]
+
+    monkeypatch.setattr(cluster_start, "_spawn_server", spawn)
+    monkeypatch.setattr(cluster_start, "MIN_BACKOFF_SECONDS", 0.0)
+    start._backoff = 0.0
+    options = ServeOptions(flags={}, file=None)
+    assert start._poll_server(options) is None
+    servers[0].status = status
+    assert start._poll_server(options) == result
+    if result is None:
+        assert start._poll_server(options) is None
+        assert len(servers) == 2
+
+
+class FakeHead:
+    """A head of Ray that runs until the test ends it."""
+
+    log = "log"
+
+    def __init__(self) -> None:
+        self.running, self.stopped = True, False
+
+    def failure(self) -> str:
+        return "gcs_server has ended"
+
+    def stop(self) -> None:
+        self.running, self.stopped = False, True
+
+
+class Heads:
+    """The heads that `cluster start` has started, and the time."""
+
+    def __init__(self, start: ClusterStart, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started: list[FakeHead] = []
+        self.now, self.accepts = 1000.0, False
+        self._start = start
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+        monkeypatch.setattr(start, "_launch_head", self._launch)
+        monkeypatch.setattr(start, "_head_accepts", lambda: self.accepts)
+        start._head, start._head_ready = self._launch(), True  # type: ignore[assignment]
+
+    def _launch(self) -> FakeHead:
+        self.started.append(FakeHead())
+        return self.started[-1]
+
+    def until_started(self) -> float:
+        """Return after how many seconds another head is started."""
+        count, began = len(self.started), self.now
+        while len(self.started) == count:
+            self._start._poll_head()
+            self.now += 0.25
+        return self.now - began
+
+
+def test_a_head_that_never_accepts_is_started_again_after_seconds(
+    start: ClusterStart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = Heads(start, monkeypatch)
+    heads.started[-1].running = False
+    assert heads.until_started() >= reconnect_seconds()  # its nodes wait for it
+    pauses = []
+    for _ in range(3):
+        heads.started[-1].running = False
+        pauses.append(heads.until_started())
+    assert max(pauses) < 5
+    assert pauses == sorted(pauses)
+    heads.accepts = True
+    start._poll_head()
+    heads.started[-1].running = False
+    assert heads.until_started() >= reconnect_seconds()
+
+
+def test_a_new_head_that_runs_and_does_not_accept_is_replaced(
+    start: ClusterStart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = Heads(start, monkeypatch)
+    heads.started[-1].running = False
+    heads.until_started()
+    silent = heads.started[-1]
+    assert heads.until_started() >= START_SECONDS
+    assert silent.stopped
