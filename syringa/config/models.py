@@ -105,6 +105,14 @@ def _default(config: Config) -> ModelSpec | None:
     return next((spec for spec in config.models if config.model in (spec.id, *spec.aliases)), None)
 
 
+def _stays_warm(table: Mapping[str, Any], spec: ModelSpec, config: Config) -> bool:
+    """Return whether a model names a minimum of replicas, and a pool that is always open to have them in."""
+    given = table.get("replicas")
+    explicit = "min" in given if isinstance(given, Mapping) else given is not None
+    always = {pool.name for pool in config.pools if pool.schedule.mode == "always"}
+    return explicit and spec.replicas.min > 0 and not always.isdisjoint(spec.pools)
+
+
 def _read(table: Mapping[str, Any], config: Config, path: Path, read_defaults: ReadDefaults | None) -> ModelSpec:
     values: dict[str, Any] = {name: getattr(config, name) for name in INHERITED}
     for key, value in table.items():
@@ -119,6 +127,8 @@ def _read(table: Mapping[str, Any], config: Config, path: Path, read_defaults: R
             raise InvalidValue((*path, name), f"{format_path((*path, name))} {problem}")
     spec = check_engine(path, ModelSpec(**values), cluster=config.cluster)
     check_pool_names((*path, "pools"), spec.pools, config.pools)
+    if config.cluster and spec.preload is None and _stays_warm(table, spec, config):
+        spec = msgspec.structs.replace(spec, preload=True)
     _check_name((*path, "id"), spec.id)
     for index, alias in enumerate(spec.aliases):
         _check_name((*path, "aliases", index), alias)

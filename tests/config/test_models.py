@@ -95,6 +95,30 @@ def test_preload_and_idle_defaults(tmp_path: Path) -> None:
     assert model_specs(read(tmp_path, "model_idle = 5\n" + cold))[0].idle_seconds == 5
 
 
+@pytest.mark.parametrize(
+    ("keys", "preload"),
+    [
+        ('replicas = {min = 1}\npools = ["night", "always"]', True),
+        ('replicas = "1:3"\npools = ["always"]', True),
+        ('replicas = {min = 1}\npools = ["always"]\npreload = false', False),
+        ('replicas = {max = 3}\npools = ["always"]', False),
+        ('pools = ["always"]', False),
+        ('replicas = {min = 1}\npools = ["night"]', False),
+        ("replicas = {min = 1}", False),
+    ],
+)
+def test_minimum_of_replicas_in_a_pool_that_is_always_open_keeps_a_model_loaded(
+    tmp_path: Path, keys: str, preload: bool
+) -> None:
+    pools = '[[pools]]\nname = "always"\n[[pools]]\nname = "night"\nschedule = {mode = "idle"}\n'
+    text = f'cluster = true\n{pools}[[models]]\nid = "first"\npath = "x"\n[[models]]\nid = "a"\npath = "y"\n{keys}\n'
+    spec = model_specs(read(tmp_path, text))[1]
+    assert spec.preload is preload
+    assert (spec.idle_seconds == 0.0) is preload
+    (alone,) = [each for each in model_specs(read(tmp_path, text.removeprefix("cluster = true\n"))) if each.id == "a"]
+    assert alone.preload is False
+
+
 def test_top_level_settings_describe_one_model() -> None:
     (spec,) = model_specs(Config(model="x.gguf", served_model_name=("a", "b"), max_model_len=7, tool_format="glm"))
     assert spec == ModelSpec(

@@ -79,7 +79,10 @@ class ModelEngines:
         self._unsent.clear()
 
     def set_specs(self, specs: Sequence[ModelSpec]) -> None:
-        """Replace the configured models: load those to be preloaded, and release the workers of removed ones."""
+        """Replace the configured models: load those to be preloaded, and release the workers of removed ones.
+
+        On a cluster, the supervisor gets to know all of them, so that it takes over the replicas that run.
+        """
         before = {key for key, _ in self._models.values()}
         requests = {spec.id: acquire_request(spec, self._config) for spec in specs}
         keys = {model: worker_key(acquire.options) for model, acquire in requests.items()}
@@ -97,7 +100,8 @@ class ModelEngines:
         for key in before - now:
             self._send(ReleaseModel(key))
         for key, acquire in shared.items():
-            if acquire.restart and key not in before:
+            # On a cluster, this only announces those that are not kept loaded: their replicas may run already.
+            if (acquire.restart or self._config.cluster) and key not in before:
                 self._send(msgspec.structs.replace(acquire, opportunistic=True))
 
     def engine(self, model: str) -> Engine:

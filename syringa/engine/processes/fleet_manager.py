@@ -108,7 +108,7 @@ class FleetManager:
 
     def release(self, key: str) -> None:
         if model := self._models.get(key):
-            model.released, model.restart, model.wanted = True, False, False
+            model.released, model.restart, model.wanted, model.warm = True, False, False, False
 
     def keep(self, key: str, idle_timeout: float) -> None:
         """Set the idle timeout of a loaded model, until it is loaded again."""
@@ -207,6 +207,8 @@ class FleetManager:
         for replica in ready:
             model.info = replica.report.info or model.info
         if ready:
+            model.warm = model.wanted
+            model.used_at = max(model.used_at, now - min(each.idle_seconds(now) for each in ready))
             model.failed_starts, model.failure = 0, ""
             model.reset_back_off()
         elif model.failure and model.restart and now >= model.retry_at:
@@ -232,11 +234,14 @@ class FleetManager:
             idle = min(each.idle_seconds(now) for each in usable)
             leaves = 0 < model.idle_timeout <= min(idle, waited)
         elif not model.restart and all(each.phase == "queued" for each in usable):
-            leaves = 0 < self._patience <= waited  # the requests have timed out
+            if model.warm:  # its replicas were lost or drained: it is kept as long as they would have been
+                leaves = 0 < model.idle_timeout <= min(now - model.used_at, waited)
+            else:
+                leaves = 0 < self._patience <= waited  # the requests have timed out
         else:
             leaves = False
         if leaves:
-            model.wanted = False
+            model.wanted = model.warm = False
             for each in usable:
                 logger.info("model is unloaded: model=%s replica=%s", model.name, each.id)
                 self.provider.stop(each.id, SCALE_DOWN_GRACE)

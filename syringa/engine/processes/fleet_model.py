@@ -29,6 +29,8 @@ class FleetModel(ModelState):
         self.pools: Sequence[str] = ()
         self.memory = memory_needs(options)["cpu"]
         self.wanted = False  # whether it should have replicas: it is kept loaded, or in use
+        self.warm = False  # whether it has had a ready replica since it was wanted
+        self.used_at = -math.inf  # when its replicas last had something to do, while one was ready
         self.failure = ""  # why it cannot be loaded, until it is tried again
         self.failed_at = -math.inf  # when a replica last ended that should not have
         self.wait_reason = ""  # why it has no replica yet

@@ -7,7 +7,9 @@ import signal
 import pytest
 
 from syringa.config import Config, ModelSpec
+from syringa.engine.client.engines import ModelEngines
 from syringa.engine.client.model_engine import ModelEngine
+from syringa.engine.processes.control import AcquireModel, SupervisorRequest
 from syringa.errors import EngineUnavailable
 from syringa.fleet.status import NodeStatus
 from tests.engine.processes.stub_worker import INFO
@@ -212,6 +214,22 @@ async def test_default_model_without_preload_is_loaded_on_first_use(monkeypatch:
         await until(lambda: server.ready == [None])
         assert not server.processes()
         assert await answer(server.engines.engine("fine")) == [1, 2, 3]
+
+
+def test_set_specs_announces_all_models_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cluster in (False, True):
+        config = Config(cluster=cluster, cluster_dir="/nowhere")
+        engines = ModelEngines("/nowhere/control.sock", config)
+        sent: list[SupervisorRequest] = []
+        monkeypatch.setattr(engines, "_send", sent.append)
+        models = specs("kept", "second", config=config)
+        engines.set_specs(models)
+        acquired = [each for each in sent if isinstance(each, AcquireModel)]
+        assert all(each.opportunistic for each in acquired)
+        assert [(each.name, each.restart) for each in acquired] == [("kept", True), *[("second", False)] * cluster]
+        sent.clear()
+        engines.set_specs(models)
+        assert sent == []
 
 
 async def test_set_specs_adds_and_removes_models(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,6 +328,38 @@ def test_idle_model_is_unloaded_and_comes_back_on_request(folder: str) -> None:
     assert harness.state(key).status == "loaded"
 
 
+@pytest.mark.parametrize("how", ["lost", "drained"])
+def test_model_that_is_kept_warm_is_replaced_without_a_request(folder: str, how: str) -> None:
+    harness = FleetHarness(folder, queue_timeout=20.0)
+    (first,) = harness.serve(model(idle_seconds=600.0))
+    key = harness.cluster.replicas[first].model
+    harness.run_for(100)  # since the last request
+    if how == "lost":
+        harness.cluster.end(first, failed=True, crashed=True)
+    else:
+        harness.manager.drain(first, 0.0)
+        harness.cluster.end(first)
+    harness.run_for(5)
+    (again,) = [each.id for each in launches(harness) if each.id != first]
+    harness.run_for(30)  # while it is being loaded
+    harness.cluster.load(again, idle_seconds=0.0)
+    harness.run_for(1)
+    assert harness.state(key).status == "loaded"
+    assert retired(harness) in ([], [first])
+
+
+def test_lost_model_is_given_up_when_it_would_have_been_unloaded(folder: str) -> None:
+    harness = FleetHarness(folder, queue_timeout=20.0)
+    (first,) = harness.serve(model(idle_seconds=60.0))
+    key = harness.cluster.replicas[first].model
+    for name in list(harness.cluster.nodes):
+        del harness.cluster.nodes[name]
+    harness.run_for(50)
+    assert harness.state(key).status == "loading"  # it waits for a node
+    harness.run_for(20)
+    assert harness.state(key).status == "cold"
+
+
 def test_model_is_unloaded_after_the_idle_time_that_is_asked_for(folder: str) -> None:
     harness = FleetHarness(folder)
     (only,) = harness.serve(model(idle_seconds=600.0))

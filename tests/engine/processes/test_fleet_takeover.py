@@ -212,6 +212,29 @@ def test_stop_ends_the_replicas_if_no_other_server_uses_them(
     assert (KillReplica(id) in harness.sent) == (last and not keep)
 
 
+def test_server_that_has_failed_leaves_its_replicas(folder: str) -> None:
+    harness = FleetHarness(folder)
+    harness.serve(model())
+    harness.manager.stop(0.0, leave_replicas=True)
+    harness.receive()
+    assert retired(harness) == []
+    assert not any(isinstance(each, KillReplica) for each in harness.sent)
+
+
+def test_replicas_of_a_model_that_is_announced_after_the_start_are_taken_over(folder: str) -> None:
+    cluster, spec = FakeCluster(), model()
+    (id,) = FleetHarness(folder, cluster).serve(spec)
+    with tempfile.TemporaryDirectory() as other:
+        harness = FleetHarness(other, cluster)
+        harness.run_for(5)
+        assert harness.manager.provider.unknown
+        key = harness.acquire(spec, opportunistic=True)  # as `set_specs` of an API server
+        assert harness.statuses(key) == {id: "ready"}
+        harness.run_for(UNKNOWN_SECONDS + 5)
+        assert retired(harness) == []
+        assert launches(harness) == []
+
+
 def test_replicas_stay_until_the_last_of_several_servers_is_stopped(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
