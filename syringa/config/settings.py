@@ -233,7 +233,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
     max_running: Annotated[_Positive, doc("Maximum number of running sequences.")] = 256
-    max_queue: Annotated[_Positive, doc("Maximum number of waiting requests, without those of batches; further ones get 503.")] = 1024
+    max_queue: Annotated[
+        _Positive, doc("Maximum number of waiting requests, without those of batches; further ones get 503.")
+    ] = 1024
     queue_timeout: Annotated[
         Seconds,
         doc(
