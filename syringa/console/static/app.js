@@ -4,7 +4,7 @@ import { connection, reconnects } from "./api.js";
 import { useResource } from "./hooks.js";
 import { effect, html, render, useEffect, useErrorBoundary, useRef, useState } from "./lib.js";
 import { pages } from "./pages/index.js";
-import { hasKey, may, me, navigate, route, session, setTheme, signIn, signInError, signOut, startSession, theme } from "./state.js";
+import { hasKey, identify, may, me, navigate, route, session, setTheme, signIn, signInError, signOut, startSession, theme } from "./state.js";
 import { Button, Confirmations, ErrorNotice, ErrorText, Icon, IconButton, Spinner, TextInput, Toasts } from "./ui/index.js";
 
 const GROUPS = ["Playground", "Operate", "Account"];
@@ -135,7 +135,9 @@ function SignIn() {
 const root = document.getElementById("app");
 if (root) render(html`<${App} />`, root);
 void startSession();
-// A server that was away when the page was opened.
+// A server that was away when the page was opened, or that may have come back with another default model.
 effect(() => {
-  if (reconnects.value > 0 && session.peek() === "starting") void startSession();
+  if (reconnects.value === 0) return;
+  if (session.peek() === "starting") void startSession();
+  else if (session.peek() === "signed-in") void identify();
 });

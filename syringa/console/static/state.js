@@ -53,6 +53,7 @@ export async function signIn(key) {
 
 /** Forget the key, and everything that was shown with it. */
 export function signOut() {
+  asked += 1;
   setKey("");
   writeStorage(sessionStorage, KEY, null);
   hasKey.value = false;
@@ -60,16 +61,23 @@ export function signOut() {
   session.value = "signed-out";
 }
 
-async function identify() {
+/** Counts questions to the server, so that a late answer to an earlier one changes nothing. */
+let asked = 0;
+
+/** Ask the server who the caller is. While signed in, only a refused key changes the session. */
+export async function identify() {
+  const turn = ++asked;
   try {
     const details = await get("/v1/me");
+    if (turn !== asked) return;
     me.value = { organization: details.organization ?? null, scopes: details.scopes ?? [], details };
     session.value = "signed-in";
   } catch (error) {
+    if (turn !== asked) return;
     if (error instanceof ApiError && (error.status === 401 || error.status === 403)) {
       if (session.value !== "starting" || hasKey.value) signInError.value = error;
       signOut();
-    } else signInError.value = error instanceof Error ? error : new Error(String(error));
+    } else if (session.value !== "signed-in") signInError.value = error instanceof Error ? error : new Error(String(error));
   }
 }
 
