@@ -81,14 +81,36 @@ function emptyContent() {
   };
 }
 
+const TOKEN = { token: "", logprob: 0 };
+/** What the values of a message have inside. */
+const EXAMPLES = {
+  images: [""],
+  toolCalls: [{ id: "", name: "", arguments: "" }],
+  tokens: [{ ...TOKEN, top: [TOKEN] }],
+  error: { message: "" },
+  stats: (/** @type {any} */ value) => isObject(value) && Object.values(value).every((each) => each === null || typeof each === "number"),
+  state: (/** @type {any} */ value) => ["done", "stopped", "failed"].includes(value), // nothing generates it here
+};
+
 /**
- * `initial` with those of the values that have its types: files may have any.
- * @template {object} T
- * @param {T} initial @param {any} values @returns {T}
+ * Whether a value has the types of an example: null has any, and a list those of its first element. A function says so
+ * itself.
+ * @param {any} example @param {any} value @returns {boolean}
  */
-function withKnown(initial, values) {
-  const kind = (/** @type {any} */ value) => (Array.isArray(value) ? "array" : typeof value);
-  const fits = Object.entries(initial).filter(([name, value]) => values?.[name] !== undefined && (value === null || kind(value) === kind(values[name])));
+function isLike(example, value) {
+  if (typeof example === "function") return example(value);
+  if (Array.isArray(example)) return Array.isArray(value) && value.every((each) => isLike(example[0], each));
+  if (isObject(example)) return isObject(value) && Object.entries(example).every(([name, each]) => isLike(each, value[name]));
+  return example === null ? value !== undefined : typeof value === typeof example;
+}
+
+/**
+ * `initial` with those of the values that have its types, or those of the examples: files may have any.
+ * @template {object} T
+ * @param {T} initial @param {any} values @param {Record<string, any>} [examples] @returns {T}
+ */
+function withKnown(initial, values, examples = {}) {
+  const fits = Object.entries(initial).filter(([name, value]) => isLike(examples[name] ?? value, values?.[name]));
   return { ...initial, ...Object.fromEntries(fits.map(([name]) => [name, values[name]])) };
 }
 
@@ -160,8 +182,9 @@ export class Thread {
     this.shape.value += 1;
   }
 
-  /** Remove a message and everything after it. @param {Message} message */
+  /** Remove a message and everything after it. @param {Message} message @returns {() => void} what brings them back */
   remove(message) {
+    const [messages, chosen] = [new Map(this.messages), new Map(this.chosen)];
     const siblings = this.children(message.parent).filter((each) => each !== message);
     const gone = [message.id];
     for (let at = 0; at < gone.length; at += 1) {
@@ -175,6 +198,11 @@ export class Thread {
     if (last) this.chosen.set(key, last.id);
     else this.chosen.delete(key);
     this.shape.value += 1;
+    return () => {
+      this.messages = new Map([...messages, ...this.messages]);
+      this.chosen = new Map([...this.chosen, ...chosen]);
+      this.shape.value += 1;
+    };
   }
 
   toJSON() {
@@ -194,12 +222,12 @@ export class Thread {
     const thread = new Thread(withKnown(defaultSettings(), data.settings));
     if (!Array.isArray(data.messages)) throw new Error("The file has no list of messages.");
     for (const each of data.messages) {
-      if (!isObject(each) || typeof each.id !== "string" || !["user", "assistant", "tool"].includes(each.role)) {
-        throw new Error("The file has a message without id or role.");
+      if (!isObject(each) || typeof each.id !== "string" || thread.messages.has(each.id) || !["user", "assistant", "tool"].includes(each.role)) {
+        throw new Error("The file has a message without role, or without an id of its own.");
       }
       const { id, parent = null, role } = each;
       if (parent !== null && !thread.messages.has(parent)) throw new Error("The file has a message before the one that it follows.");
-      thread.messages.set(id, { id, parent, role, content: signal(withKnown(emptyContent(), each)) });
+      thread.messages.set(id, { id, parent, role, content: signal(withKnown(emptyContent(), each, EXAMPLES)) });
     }
     for (const [key, value] of Object.entries(isObject(data.chosen) ? data.chosen : {})) {
       const parent = thread.messages.get(String(value))?.parent;
@@ -223,6 +251,8 @@ export class Conversation {
     this.threads = [new Thread()];
     this.comparing = signal(false);
     this.updatedAt = Date.now();
+    /** What `updatedAt` was when it was read or written here: another stored value is another tab's. @type {Set<number>} */
+    this.versions = new Set();
   }
 
   /** The threads that are shown. */
@@ -234,10 +264,16 @@ export class Conversation {
     return /** @type {Thread} */ (this.threads[0]);
   }
 
-  /** Compare with a copy of the first thread, or stop comparing. */
+  /** Compare with a copy of the first thread, or with the second one where it has messages of its own; or stop comparing. */
   toggleCompare() {
     batch(() => {
-      if (!this.comparing.peek()) this.threads = [this.first, Thread.fromJSON(structuredClone(this.first.toJSON()))];
+      const second = this.threads[1];
+      const own = second && [...second.messages.keys()].some((each) => !this.first.messages.has(each));
+      if (!this.comparing.peek() && !own) {
+        const copy = Thread.fromJSON(structuredClone(this.first.toJSON()));
+        if (second) copy.settings = second.settings;
+        this.threads = [this.first, copy];
+      }
       this.comparing.value = !this.comparing.peek();
     });
   }
@@ -267,6 +303,7 @@ export class Conversation {
     conversation.threads = data.threads.slice(0, 2).map(Thread.fromJSON);
     conversation.comparing.value = data.comparing === true && conversation.threads.length === 2;
     conversation.updatedAt = Number(data.updatedAt) || Date.now();
+    conversation.versions.add(conversation.updatedAt);
     return conversation;
   }
 }
