@@ -5,10 +5,10 @@ import { html, useState } from "../../lib.js";
 import { hasKey } from "../../state.js";
 import { CodeBlock, Dialog, ErrorNotice, Notice, Tabs } from "../../ui/index.js";
 import { createMessage } from "./conversation.js";
-import { canSend } from "./draft.js";
+import { canSend } from "./composer.js";
 import { PATH, buildBody } from "./request.js";
 
-/** @typedef {import("./draft.js").Draft} Draft */
+/** @typedef {import("./composer.js").Draft} Draft */
 
 const TABS = [
   { id: "curl", label: "curl" },

@@ -29,7 +29,7 @@ export function MessageView({ message, siblings, actions, busy, last, modelStatu
   const streaming = value.state === "streaming" || value.state === "waiting";
   const name = message.role === "user" ? "You" : message.role === "tool" ? "Tool" : value.model || "Assistant";
   return html`<article class=${`message ${message.role}`} aria-label=${name} aria-busy=${streaming ? "true" : undefined}>
-    <header class="message-header">
+    <header class="row">
       <span class=${`avatar ${message.role}`} aria-hidden="true">${message.role === "user" ? "Y" : html`<${Icon} name=${message.role === "tool" ? "tool" : "chat"} size=${13} />`}</span>
       <span class="message-name">${name}</span>
       ${siblings.length > 1 && html`<${Branches} message=${message} siblings=${siblings} onChoose=${actions.choose} disabled=${busy} />`}
@@ -40,20 +40,19 @@ export function MessageView({ message, siblings, actions, busy, last, modelStatu
             setEditing(false);
             actions.edit(message, text, value.images);
           }} />`
-        : html`<${Body} message=${message} value=${value} actions=${actions} busy=${busy} last=${last} modelStatus=${modelStatus} />`}
+        : html`<${Body} message=${message} value=${value} streaming=${streaming} actions=${actions} busy=${busy} last=${last} modelStatus=${modelStatus} />`}
     </div>
     ${!editing && !streaming && html`<${Footer} message=${message} value=${value} actions=${actions} busy=${busy} onEdit=${() => setEditing(true)} />`}
   </article>`;
 }
 
-/** @param {{message: Message, value: Content, actions: Actions, busy: boolean, last: boolean, modelStatus: string}} props */
-function Body({ message, value, actions, busy, last, modelStatus }) {
+/** @param {{message: Message, value: Content, streaming: boolean, actions: Actions, busy: boolean, last: boolean, modelStatus: string}} props */
+function Body({ message, value, streaming, actions, busy, last, modelStatus }) {
   const [showTokens, setShowTokens] = useState(true);
   if (message.role === "tool") return html`<pre class="tool-answer">${value.text}</pre>`;
   if (message.role === "user") {
     return html`${value.images.map((url, index) => html`<img key=${index} class="attachment" src=${url} alt=${`Image ${index + 1}`} />`)}<div class="user-text">${value.text}</div>`;
   }
-  const streaming = value.state === "streaming" || value.state === "waiting";
   const tokens = value.tokens.length > 0;
   return html`
     ${value.reasoning && html`<${Thoughts} text=${value.reasoning} open=${streaming && !value.text && value.toolCalls.length === 0} />`}
@@ -109,7 +108,7 @@ function Thoughts({ text, open }) {
 /** @param {{call: import("./conversation.js").ToolCall, streaming: boolean}} props */
 function ToolCallView({ call, streaming }) {
   return html`<section class="tool-call" aria-label=${`Call of ${call.name}`}>
-    <header><${Icon} name="tool" size=${14} /><code>${call.name}</code>${streaming && html`<${Spinner} small />`}</header>
+    <header class="row"><${Icon} name="tool" size=${14} /><code>${call.name}</code>${streaming && html`<${Spinner} small />`}</header>
     <pre>${streaming ? call.arguments : pretty(call.arguments)}</pre>
   </section>`;
 }
@@ -143,7 +142,7 @@ function SchemaCheck({ text, schema, finishReason }) {
   const result = useMemo(() => validate(text, schema), [text, schema]);
   if (result === null) return html`<${Badge} tone="good" dot>Matches the schema<//>`;
   const cut = finishReason === "length" ? " The answer was cut at its maximum length." : "";
-  return html`<div class="schema-check"><${Badge} tone="bad" dot>Does not match the schema<//><span class="small muted">${result}${cut}</span></div>`;
+  return html`<div class="schema-check row wrap"><${Badge} tone="bad" dot>Does not match the schema<//><span class="small muted">${result}${cut}</span></div>`;
 }
 
 /** @param {string} text @param {any} schema @returns {string | null} what is wrong */

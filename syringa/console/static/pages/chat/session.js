@@ -20,6 +20,8 @@ export const current = signal(new Conversation());
 export const summaries = signal([]);
 /** Entries of /v1/models, which the page keeps current. @type {import("../../vendor/signals.js").Signal<any[]>} */
 export const models = signal([]);
+/** The last messages that were deleted, until something is asked. */
+export const deletion = signal(/** @type {{thread: Thread, count: number, undo: () => void} | null} */ (null));
 
 /** @type {string | null} */
 let owner = null;
@@ -39,8 +41,18 @@ function currentOwner() {
   return me.peek()?.organization ?? "";
 }
 
+/** The model of threads that name none: one that the key may use, and that generates text. */
 export function defaultModel() {
-  return String(me.value?.details.server?.default_model ?? models.value[0]?.id ?? "");
+  const { server, models: allowed } = me.value?.details ?? {};
+  const usable = models.value.length > 0 ? models.value.map((each) => each.id) : (allowed ?? []);
+  const preferred = server?.default_model;
+  return String((usable.length === 0 || usable.includes(preferred) ? preferred : usable[0]) ?? "");
+}
+
+/** What /v1/models says of the model of a thread. @param {Thread} thread */
+export function modelOf(thread) {
+  const id = thread.settings.value.model || defaultModel();
+  return models.value.find((each) => each.id === id);
 }
 
 /** Open the last conversation of the caller, when the page is shown to it first. */
@@ -100,10 +112,10 @@ function remember(conversation) {
   writeStorage(sessionStorage, LAST, conversation.id);
 }
 
-/** @param {string} id */
-export async function openConversation(id) {
+/** @param {string} id @param {boolean} [again] also if it is open */
+export async function openConversation(id, again = false) {
   const turn = ++shows;
-  if (id === current.peek().id) return;
+  if (id === current.peek().id && !again) return;
   const running = [...generating].find((each) => each.id === id);
   if (running) {
     show(running);
@@ -156,18 +168,37 @@ window.addEventListener("pagehide", () => {
   for (const each of generating) void store(each);
 });
 
+// What another tab has stored is shown when this one is seen again.
+document.addEventListener("visibilitychange", async () => {
+  if (document.visibilityState !== "visible") return;
+  await refreshList();
+  const { id, versions } = current.peek();
+  const stored = summaries.peek().find((each) => each.id === id);
+  if (stored && !versions.has(stored.updatedAt) && !unsaved && !isGenerating(current.peek())) await openConversation(id, true);
+});
+
 /** @param {Conversation} conversation */
 async function store(conversation) {
-  if (conversation.isEmpty() || removed.has(conversation.id)) return;
+  const empty = conversation.isEmpty();
+  if (removed.has(conversation.id) || (empty && conversation.versions.size === 0)) return;
   if (conversation === current.peek()) remember(conversation);
-  conversation.updatedAt = Date.now();
-  if (!conversation.title.peek()) {
+  conversation.updatedAt = Date.now() + Math.random(); // which no other tab has, too
+  conversation.versions.add(conversation.updatedAt);
+  if (empty || !conversation.title.peek()) {
     const first = conversation.first.path().find((each) => each.role === "user");
     conversation.title.value = (first?.content.peek().text ?? "").trim().replace(/\s+/g, " ").slice(0, TITLE_LENGTH);
   }
   const summary = { id: conversation.id, owner: conversation.owner, title: conversation.title.peek(), updatedAt: conversation.updatedAt };
-  const stored = await writeConversation(summary, conversation.toJSON());
-  if (!stored && !toldUnstored) {
+  const result = await writeConversation(summary, empty ? null : conversation.toJSON(), conversation.versions);
+  if (result === "conflict") {
+    if (conversation.id === summary.id) { // otherwise an earlier write has met it, too
+      conversation.id = newId("chat");
+      if (!empty) toast("Another tab has changed this conversation too: what is here goes on as a copy.");
+    }
+    await store(conversation);
+    return;
+  }
+  if (result === "in memory" && !toldUnstored) {
     toldUnstored = true;
     toast("This browser does not store conversations now: they last until the page is closed.", "bad");
   }
@@ -177,11 +208,10 @@ async function store(conversation) {
 /** @param {Thread} thread @param {Message[]} path @param {any} [prefix] */
 async function answer(thread, path, prefix) {
   const conversation = current.peek();
-  const id = thread.settings.peek().model || defaultModel();
-  const model = models.peek().find((each) => each.id === id);
   generating.add(conversation);
+  deletion.value = null;
   changed(conversation);
-  await generate({ thread, path, model, defaultModel: defaultModel(), prefix });
+  await generate({ thread, path, model: modelOf(thread), defaultModel: defaultModel(), prefix });
   if (!isGenerating(conversation)) generating.delete(conversation);
   await store(conversation);
 }
@@ -226,7 +256,14 @@ export function actionsOf(thread) {
       changed();
     },
     remove: (message) => {
-      thread.remove(message);
+      const before = thread.messages.size;
+      const restore = thread.remove(message);
+      const undo = () => {
+        deletion.value = null;
+        restore();
+        changed();
+      };
+      deletion.value = { thread, count: before - thread.messages.size, undo };
       changed();
     },
     branch: (message, at, alternative) => {

@@ -43,7 +43,7 @@ async function transact(mode, run) {
   });
 }
 
-/** @param {string} owner @returns {Promise<Summary[]>} the newest first */
+/** Those of an owner, and those that were made without a key. @param {string} owner @returns {Promise<Summary[]>} the newest first */
 export async function listConversations(owner) {
   /** @type {Summary[]} */
   let stored = [];
@@ -53,7 +53,7 @@ export async function listConversations(owner) {
     // Those in memory remain.
   }
   const all = [...stored.filter((each) => !memory.has(each.id)), ...[...memory.values()].map((each) => each.summary)];
-  return all.filter((each) => each.owner === owner).sort((first, second) => second.updatedAt - first.updatedAt);
+  return all.filter((each) => each.owner === owner || each.owner === "").sort((first, second) => second.updatedAt - first.updatedAt);
 }
 
 /** @param {string} id @returns {Promise<any>} null if there is none */
@@ -67,20 +67,36 @@ export async function readConversation(id) {
 }
 
 /**
- * @param {Summary} summary @param {any} data that structured clone can copy
- * @returns {Promise<boolean>} false: it is in memory only
+ * Write a conversation, unless another tab has written it meanwhile.
+ * @param {Summary} summary @param {any} data that structured clone can copy; null: delete the conversation
+ * @param {Set<number>} versions values of `updatedAt` that may be replaced
+ * @returns {Promise<"stored" | "in memory" | "conflict">}
  */
-export async function writeConversation(summary, data) {
+export async function writeConversation(summary, data, versions) {
+  const { id } = summary;
+  /** @type {"stored" | "conflict"} */
+  let result = "stored";
   try {
-    await transact("readwrite", (each) => {
-      each.objectStore(SUMMARIES).put(summary);
-      each.objectStore(CONVERSATIONS).put({ id: summary.id, data });
+    await transact("readwrite", (transaction) => {
+      const [summaries, conversations] = [transaction.objectStore(SUMMARIES), transaction.objectStore(CONVERSATIONS)];
+      const reading = summaries.get(id);
+      reading.onsuccess = () => {
+        if (reading.result && !versions.has(reading.result.updatedAt)) result = "conflict";
+        else if (data) {
+          summaries.put(summary);
+          conversations.put({ id, data });
+        } else {
+          summaries.delete(id);
+          conversations.delete(id);
+        }
+      };
     });
-    memory.delete(summary.id);
-    return true;
+    memory.delete(id);
+    return result;
   } catch {
-    memory.set(summary.id, { summary, data });
-    return false;
+    if (data) memory.set(id, { summary, data });
+    else memory.delete(id);
+    return "in memory";
   }
 }
 

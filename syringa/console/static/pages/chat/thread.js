@@ -3,10 +3,24 @@
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../../lib.js";
 import { IconButton } from "../../ui/index.js";
 import { MessageView } from "./message.js";
-import { actionsOf, changed, defaultModel, models } from "./session.js";
+import { actionsOf, changed, defaultModel, modelOf, models } from "./session.js";
 import { ModelPicker, ModelStatus } from "./settings.js";
 
 const NEAR_END = 80;
+
+/** The model of a thread, and its state. @param {{thread: import("./conversation.js").Thread, label: string, name?: string}} props */
+export function ThreadModel({ thread, label, name }) {
+  const settings = thread.settings.value;
+  const model = modelOf(thread);
+  return html`<header class="chat-model row">
+    ${name && html`<span class="avatar thread-name">${name}</span>`}
+    <${ModelPicker} label=${label} hideLabel value=${settings.model} defaultModel=${defaultModel()} models=${models.value} onChange=${(id) => {
+      thread.settings.value = { ...settings, model: id };
+      changed();
+    }} />
+    ${model && html`<${ModelStatus} status=${model.status} />`}
+  </header>`;
+}
 
 /**
  * @param {{thread: import("./conversation.js").Thread, name?: string, empty?: any}} props `name`: of a thread that is compared
@@ -20,8 +34,6 @@ export function ThreadView({ thread, name, empty }) {
   thread.shape.value; // rendered again when the tree changes
   const busy = thread.running.value !== null;
   const path = thread.path();
-  const settings = thread.settings.value;
-  const model = models.value.find((each) => each.id === (settings.model || defaultModel()));
   const toEnd = () => {
     const element = scroller.current;
     if (!element) return;
@@ -51,20 +63,13 @@ export function ThreadView({ thread, name, empty }) {
   const actions = actionsOf(thread);
   return html`<section class="thread" aria-label=${name ? `Thread ${name}` : "Conversation"}>
     ${name &&
-    html`<header class="thread-header"><span class="thread-name">${name}</span>
-      <div class="grow"><${ModelPicker} label=${`Model of thread ${name}`} hideLabel value=${settings.model} defaultModel=${defaultModel()} models=${models.value}
-        onChange=${(id) => {
-          thread.settings.value = { ...thread.settings.peek(), model: id };
-          changed();
-        }} /></div>
-      ${model && html`<${ModelStatus} status=${model.status} />`}
-    </header>`}
+    html`<${ThreadModel} thread=${thread} label=${`Model of thread ${name}`} name=${name} />`}
     <div class="thread-scroller" ref=${scroller} onScroll=${onScroll} tabindex="0" role="log" aria-live="polite" aria-label="Messages">
       <div class="thread-inner" ref=${inner}>
         ${path.length === 0 && empty}
         ${path.map(
           (message, index) => html`<${MessageView} key=${message.id} message=${message} siblings=${thread.children(message.parent)} actions=${actions} busy=${busy}
-            last=${index === path.length - 1} modelStatus=${model?.status ?? ""} />`,
+            last=${index === path.length - 1} modelStatus=${modelOf(thread)?.status ?? ""} />`,
         )}
       </div>
     </div>
