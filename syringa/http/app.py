@@ -98,7 +98,7 @@ def create_handlers(config: Config, dispatcher: GenerationDispatcher, models: Mo
         lambda: [(id, id) for id in models.ids],
         is_ready=lambda model: dispatcher.engines.status(model) not in NOT_READY,
         replicas=lambda model: Counter[str](each.status for each in dispatcher.engines.replicas(model)),
-        fleet=lambda: summarize_fleet(dispatcher.engines.fleet()),
+        fleet=lambda: {**summarize_fleet(dispatcher.engines.fleet()), **app_state.metrics.summarize_replicas()},
     )
     ollama_models = OllamaModelRoutes(config, dispatcher.engines, models, app_state)
     document = functools.partial(openapi_document, secured=bool(config.api_key), root_path=config.root_path)

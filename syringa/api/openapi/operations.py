@@ -242,6 +242,22 @@ STATUS = Operation(
                 "description": "Mean seconds from a loss until the minimum of the model was ready again.",
             },
         ),
+        moves={
+            "type": "object",
+            "additionalProperties": {"type": "integer"},
+            "description": "Number of requests that went on at another replica, by reason: `drain`, `crash`, "
+            "`silence`, `balance`.",
+        },
+        router=_object(
+            requests={
+                "type": "integer",
+                "description": "Number of requests for which one of several replicas was chosen.",
+            },
+            hit_share={
+                "type": ["number", "null"],
+                "description": "Share of these of which a replica had served the beginning of the prompt.",
+            },
+        ),
     ),
     errors=(400,),
 )

@@ -11,11 +11,13 @@ of files does not grow.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, disable_created_metrics, generate_latest
 from prometheus_client import values as client_values
@@ -33,6 +35,8 @@ from syringa.store.records import BatchCounts, Outcome
 from syringa.version import installed_version
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+SUMMARY_SECONDS = 2.0  # for which the sums of `/status` are cached
 
 _PREFIX = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?")
 _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -144,6 +148,8 @@ class Metrics:
         self._before_render = before_render
         self._series: dict[str, _ModelSeries] = {}
         self._routes: dict[tuple[str, bool], Callable[[], None]] = {}
+        self._summary: dict[str, dict[str, Any]] = {}
+        self._summary_until = -math.inf
         self._counters: dict[tuple[str, str, Outcome, int, bool], Callable[[], None]] = {}
 
     def observe(self, accounting: RequestAccounting) -> None:
@@ -180,6 +186,30 @@ class Metrics:
         if count is None:
             count = self._routes[model, known] = self._routed.labels(model, "known" if known else "new").inc
         count()
+
+    def summarize_replicas(self) -> dict[str, dict[str, Any]]:
+        """Return the moves of requests by reason and the router's hit share, of all API processes.
+
+        Cached for `SUMMARY_SECONDS`.
+        """
+        now = time.monotonic()
+        if now >= self._summary_until:
+            self._summary_until, self._summary = now + SUMMARY_SECONDS, self._summarize_replicas()
+        return self._summary
+
+    def _summarize_replicas(self) -> dict[str, dict[str, Any]]:
+        moves: dict[str, int] = {}
+        routes = {"known": 0, "new": 0}
+        wanted = {f"{self._prefix}request_moves_total": ("reason", moves)}
+        wanted[f"{self._prefix}router_requests_total"] = ("prefix", routes)
+        for family in self._collect("counter_*.db"):
+            for sample in family.samples:
+                if sample.name in wanted:
+                    label, counts = wanted[sample.name]
+                    counts[sample.labels[label]] = counts.get(sample.labels[label], 0) + int(sample.value)
+        requests = sum(routes.values())
+        share = round(routes["known"] / requests, 4) if requests else None
+        return {"moves": moves, "router": {"requests": requests, "hit_share": share}}
 
     def count_line(self, *, failed: bool) -> None:
         """Count a request of a batch that has ended."""
@@ -251,11 +281,12 @@ class Metrics:
         build.add_metric((installed_version(),), 1)
         return build
 
-    def _collect(self) -> Iterable[Metric]:
+    def _collect(self, pattern: str = "*.db") -> Iterable[Metric]:
+        """`pattern`: of the names of the files that are read, where several processes have some."""
         if self._folder is None:
             return self._registry.collect()
         # A new file is empty for a moment.
-        files = [str(file) for file in Path(self._folder).glob("*.db") if file.stat().st_size]
+        files = [str(file) for file in Path(self._folder).glob(pattern) if file.stat().st_size]
         found: Iterable[Metric] = MultiProcessCollector.merge(files)
         return found
 

@@ -78,7 +78,7 @@ class ModelStatus:
     ) -> None:
         """`is_ready` tells of a model's id whether it can answer requests now, `replicas` their number by status.
 
-        `fleet`: what is said of nodes and pools, see `summarize_fleet`.
+        `fleet`: what is said of nodes, pools and moves, see `summarize_fleet` and `Metrics.summarize_replicas`.
         """
         self._is_ready, self._replicas, self._fleet = is_ready, replicas, fleet
         self._read_usage, self._models, self._clock, self._max_wait = read_usage, models, clock, max_wait

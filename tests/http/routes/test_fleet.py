@@ -212,6 +212,8 @@ async def test_status_counts_nodes_and_pools_by_state_evictions_and_recoveries_w
         report = await read_status(http)
     assert (report["nodes"], report["pools"], report["evictions"]) == ({"ready": 1}, {}, {})
     assert report["recovery"] == {"count": 0, "mean_seconds": None}
+    assert report["moves"] == {}
+    assert report["router"] == {"requests": 0, "hit_share": None}
 
 
 async def test_metrics_have_nodes_pools_evictions_and_recovery_times(database: str) -> None:

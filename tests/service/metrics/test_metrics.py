@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import signal
 import subprocess
 import sys
@@ -320,7 +322,7 @@ def test_environment_variable_of_prometheus_client_is_ignored(tmp_path: Path, mo
 # Several processes
 
 PROCESS = """
-import asyncio, sys
+import asyncio, json, sys
 from tests.service.metrics.test_metrics import accounting
 from syringa.service.metrics.engine_metrics import EngineReport
 from syringa.service.metrics.metrics import Metrics
@@ -332,6 +334,10 @@ for line in sys.stdin:
         for _ in range(int(line.split()[1])):
             metrics.observe(accounting())
         print("done", flush=True)
+    elif line.startswith("route"):
+        metrics.count_move("qwen", "drain", True)
+        metrics.count_route("qwen", line.split()[1] == "known")
+        print(json.dumps(metrics.summarize_replicas()), flush=True)
     else:
         text = asyncio.run(metrics.render({"qwen": EngineReport(EngineStats(output_tokens=5))}))
         print(len(text), flush=True)
@@ -357,6 +363,10 @@ class Process:
 
     def count(self, number: int) -> None:
         assert self._ask(f"count {number}") == b"done\n"
+
+    def route(self, prefix: str) -> Any:
+        """Count a request that is routed and moves, and return the summary of all processes."""
+        return json.loads(self._ask(f"route {prefix}"))
 
     def scrape(self) -> Samples:
         length = int(self._ask("scrape"))
@@ -387,6 +397,31 @@ def total(samples: Samples) -> float | None:
     found: Any = value(samples, "syringa_requests_total", **ended)
     assert found == first == bucket
     return found
+
+
+def test_summary_of_replicas_is_that_of_all_processes(tmp_path: Path, processes: list[Process]) -> None:
+    processes += [Process(tmp_path, index) for index in range(3)]
+    first, second, third = processes
+    assert first.route("known") == {
+        "moves": {"drain": 1}, "router": {"requests": 1, "hit_share": 1.0}
+    }  # fmt: skip
+    second.route("known")
+    assert third.route("new") == {
+        "moves": {"drain": 3}, "router": {"requests": 3, "hit_share": 0.6667}
+    }  # fmt: skip
+
+
+def test_summary_of_replicas_is_cached_and_has_no_share_without_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics("syringa_")
+    assert metrics.summarize_replicas()["router"] == {"requests": 0, "hit_share": None}
+    metrics.count_route("qwen", known=True)
+    metrics.count_move("qwen", "balance", same_fingerprint=False)
+    monkeypatch.setattr(metrics, "_summary_until", 0.0)
+    summary = metrics.summarize_replicas()
+    assert summary["moves"]["balance"] == 1
+    assert summary["router"] == {"requests": 1, "hit_share": 1.0}
+    monkeypatch.setattr(metrics, "_summary_until", math.inf)
+    assert metrics.summarize_replicas() is summary
 
 
 def test_every_process_reports_sum_of_all(tmp_path: Path, processes: list[Process]) -> None:

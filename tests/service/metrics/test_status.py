@@ -21,6 +21,8 @@ FLEET = {
     "pools": {"active": 1},
     "evictions": {"pool_closed": 2},
     "recovery": {"count": 1, "mean_seconds": 4.5},
+    "moves": {"drain": 1, "crash": 0, "silence": 0, "balance": 0},
+    "router": {"requests": 0, "hit_share": None},
 }
 
 
