@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx
+import msgspec
+
+from syringa.store import Store
 
 CHAT_MODEL, SUPPORT_MODEL, EMBEDDING_MODEL = "SmolLM2-135M-Instruct", "support-bot", "all-MiniLM-L6-v2"
 SETTINGS = f"""
@@ -59,6 +62,10 @@ QUESTIONS = (
     "Can an olive tree stay outside in winter?",
     "What is compost?",
 )
+DAY_SECONDS = 86400
+HISTORY = (88, 72, 31, 24, 79, 93)  # percent of the requests of today on each of the days before
+MAX_RECORDS = 100_000
+FLUSH_SECONDS = 1.0  # how often a server writes its usage
 ENDED = ("completed", "incomplete", "failed", "expired", "cancelled")
 
 
@@ -127,6 +134,24 @@ async def _run_batch(client: Client, endpoint: str, model: str, bodies: Sequence
     body = {"input_file_id": uploaded["id"], "endpoint": endpoint, "completion_window": "24h"}
     batch = await client.create("/v1/batches", **body)
     await client.wait_for(f"/v1/batches/{batch['id']}")
+
+
+async def add_history(database: str) -> None:
+    """Add the usage of the days before to a server's database: that of today again, on each day a part of it."""
+    async with Store(database) as store:
+        while True:
+            known = len(await store.read(lambda session: session.usage.records(limit=MAX_RECORDS)))
+            await asyncio.sleep(2 * FLUSH_SECONDS)  # until what has ended is written
+            today = await store.read(lambda session: session.usage.records(limit=MAX_RECORDS))
+            if len(today) == known:
+                break
+        for days, share in enumerate(HISTORY, 1):
+            copies = [
+                msgspec.structs.replace(each, id=f"{each.id}-{days}", at=each.at - days * DAY_SECONDS)
+                for number, each in enumerate(today)
+                if number * 37 % 100 < share
+            ]
+            await store.write(lambda session, copies=copies: session.usage.add(copies))
 
 
 async def send_load(url: str, keys: dict[str, str], seconds: float) -> None:

@@ -1,7 +1,8 @@
 """Write the pictures of the console in docs/images: `make screenshots`.
 
 A real server with the default model and the embedding model, requests of several organizations
-(`scripts/sample_traffic.py`), and Chromium. Every picture is in light and dark. Takes about six minutes.
+(`scripts/sample_traffic.py`), and Chromium. The Fleet page is that of a server with a sample cluster
+(`scripts/sample_fleet.py`). There are those pictures that the documentation shows. Takes about six minutes.
 """
 
 from __future__ import annotations
@@ -17,13 +18,23 @@ from typing import NamedTuple
 from PIL import Image
 from playwright.async_api import Browser, Page, expect
 
-from scripts.sample_traffic import SETTINGS, Client, create_batches, create_keys, create_responses, send_load
-from tests.console.browser import PHONE, chromium, open_page
+from scripts.sample_fleet import sample_fleet
+from scripts.sample_traffic import (
+    SETTINGS,
+    Client,
+    add_history,
+    create_batches,
+    create_keys,
+    create_responses,
+    send_load,
+)
+from tests.console.browser import chromium, open_page
 from tests.e2e.server import Server, serve
 
-IMAGES = Path(__file__).parents[1] / "docs" / "images"
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 WIDE = (1440, 900)
 BEFORE_SECONDS, LOAD_SECONDS = 220.0, 260.0  # of load, before the pictures under load and in total
+SHORT_LOAD_SECONDS = 20.0  # where none of the pictures is under load
 
 
 async def ask(page: Page, text: str, answers: int = 1) -> None:
@@ -40,18 +51,19 @@ async def greedy(page: Page, tokens: int) -> None:
 
 
 async def chat(page: Page) -> None:
-    await greedy(page, 256)
-    await ask(page, "What is photosynthesis?")
-    await page.get_by_role("button", name="New chat", exact=True).first.click()
+    for other in ("Give me three tips for a good night's sleep.", "Explain HTTP in one paragraph."):
+        await greedy(page, 256)
+        await ask(page, other)
+        await page.get_by_role("button", name="New chat", exact=True).first.click()
     await greedy(page, 256)
     await ask(page, "What is the capital of France?")
-    await ask(page, "Write a Python function that adds two numbers.", 2)
+    await ask(page, "What is it famous for?", 2)
 
 
 async def tokens(page: Page) -> None:
-    await greedy(page, 48)
+    await greedy(page, 96)
     await page.get_by_role("toolbar").get_by_role("button", name="Tokens", exact=True).click()
-    await ask(page, "Write a sentence about a lilac in the rain.")
+    await ask(page, "Explain HTTP in one paragraph.")
     await page.locator(".token").nth(4).click()
 
 
@@ -62,20 +74,6 @@ async def compare(page: Page) -> None:
     await page.get_by_label("temperature", exact=True).fill("0.9")
     await page.get_by_label("seed", exact=True).fill("7")
     await ask(page, "Explain HTTP in one paragraph.", 2)
-
-
-async def tools(page: Page) -> None:
-    await greedy(page, 48)
-    await page.get_by_role("button", name="Example", exact=True).click()
-    await page.get_by_label("Tool choice", exact=True).select_option("get_weather")
-    await ask(page, "What is the weather in Paris?")
-
-
-async def chat_phone(page: Page) -> None:
-    await page.get_by_role("button", name="Settings", exact=True).click()
-    await greedy(page, 96)
-    await page.keyboard.press("Escape")
-    await ask(page, "Explain HTTP in one paragraph.")
 
 
 async def completions(page: Page) -> None:
@@ -106,28 +104,31 @@ async def loaded(page: Page) -> None:
     await expect(page.get_by_role("heading", level=1)).to_be_visible()
 
 
+async def fleet(page: Page) -> None:
+    await expect(page.get_by_role("table", name="Replicas", exact=True)).to_be_visible()
+
+
 class Scene(NamedTuple):
     prepare: Callable[[Page], Awaitable[None]] = loaded
     path: str = ""  # default: the name of the scene
-    size: tuple[int, int] = WIDE
     under_load: bool = False
+    of_cluster: bool = False
+    dark: bool = False  # also in the dark theme
 
 
 SCENES = {
-    "status": Scene(under_load=True),
-    "status-phone": Scene(path="status", size=PHONE, under_load=True),
+    "status": Scene(under_load=True, dark=True),
     "models": Scene(under_load=True),
     "chat": Scene(chat),
     "chat-tokens": Scene(tokens, "chat"),
     "chat-compare": Scene(compare, "chat"),
-    "chat-tools": Scene(tools, "chat"),
-    "chat-phone": Scene(chat_phone, "chat", PHONE),
     "completions": Scene(completions),
     "responses": Scene(responses),
     "embeddings": Scene(embeddings),
     "batches": Scene(),
     "usage": Scene(usage),
     "keys": Scene(),
+    "fleet": Scene(fleet, of_cluster=True, dark=True),
 }
 
 
@@ -135,10 +136,8 @@ async def shoot(browser: Browser, url: str, name: str, dark: bool, folder: Path,
     """Write the picture of a scene, signed in with a key."""
     scene = SCENES[name]
     path = folder / f"console-{name}-{'dark' if dark else 'light'}.png"
-    address, scale = f"/{scene.path or name}", 2 if scene.size == PHONE else 1
-    async with open_page(
-        browser, url, path=address, size=scene.size, dark=dark, key=key, device_scale_factor=scale
-    ) as (page, _):
+    address = f"/{scene.path or name}"
+    async with open_page(browser, url, path=address, size=WIDE, dark=dark, key=key) as (page, _):
         await scene.prepare(page)
         await expect(page.locator(".loading")).to_have_count(0)
         await page.wait_for_timeout(800)  # charts and highlights
@@ -149,11 +148,12 @@ async def shoot(browser: Browser, url: str, name: str, dark: bool, folder: Path,
 
 async def shoot_all(browser: Browser, url: str, names: Sequence[str], folder: Path, key: str) -> None:
     for name in names:
-        for dark in (False, True):
+        for dark in (False, True)[: 1 + SCENES[name].dark]:
             await shoot(browser, url, name, dark, folder, key)
 
 
-async def run(server: Server, names: Sequence[str], folder: Path) -> None:
+async def run(server: Server, database: str, names: Sequence[str], folder: Path) -> None:
+    """Write the pictures of scenes of a server without a cluster."""
     keys = await create_keys(server.url)
     async with Client(server.url, keys["ops"]) as client:
         await create_responses(client)
@@ -161,12 +161,19 @@ async def run(server: Server, names: Sequence[str], folder: Path) -> None:
     under_load = [name for name in names if SCENES[name].under_load]
     others = [name for name in names if not SCENES[name].under_load]
     async with chromium() as browser:
-        if under_load:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(send_load(server.url, keys, LOAD_SECONDS))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(send_load(server.url, keys, LOAD_SECONDS if under_load else SHORT_LOAD_SECONDS))
+            if under_load:
                 await asyncio.sleep(BEFORE_SECONDS)
                 await shoot_all(browser, server.url, under_load, folder, keys["ops"])
+        await add_history(database)
         await shoot_all(browser, server.url, others, folder, keys["ops"])
+
+
+async def run_fleet(data: Path, names: Sequence[str], folder: Path) -> None:
+    """Write the pictures of scenes of a cluster."""
+    async with sample_fleet(data) as (url, key), chromium() as browser:
+        await shoot_all(browser, url, names, folder, key)
 
 
 def main() -> None:
@@ -175,11 +182,16 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=IMAGES)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    names = arguments.names or list(SCENES)
     with tempfile.TemporaryDirectory() as folder:
-        settings = Path(folder) / "syringa.toml"
-        settings.write_text(SETTINGS)
-        with serve("--config", str(settings)) as server:
-            asyncio.run(run(server, arguments.names or list(SCENES), arguments.folder))
+        data = Path(folder)
+        if others := [name for name in names if not SCENES[name].of_cluster]:
+            settings, database = data / "syringa.toml", str(data / "syringa.db")
+            settings.write_text(SETTINGS)
+            with serve("--config", str(settings), "--database", database) as server:
+                asyncio.run(run(server, database, others, arguments.folder))
+        if of_cluster := [name for name in names if SCENES[name].of_cluster]:
+            asyncio.run(run_fleet(data, of_cluster, arguments.folder))
 
 
 if __name__ == "__main__":
