@@ -31,9 +31,12 @@ RESERVED_ARGS = {
     "logprobs_mode": "log-probabilities are the model's own, before any sampling rule",
     "structured_outputs_config": "grammars are run by llguidance",
     "generation_config": "defaults of requests are in the model's `defaults`",
-    "data_parallel_size": "set replicas instead",
+    **dict.fromkeys(("data_parallel_size", "data_parallel_size_local", "data_parallel_rank"), "set replicas instead"),
+    "nnodes": "a replica runs on one node",
 }
-_PARALLEL_ARGS = ("tensor_parallel_size", "pipeline_parallel_size")
+# Their product is the number of processes with a GPU each. `decode_context_parallel_size` divides those of
+# `tensor_parallel_size`, and adds none.
+_PARALLEL_ARGS = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
 
 
 def check_engine(path: Path, spec: ModelSpec, *, cluster: bool = False) -> ModelSpec:

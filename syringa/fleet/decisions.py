@@ -176,8 +176,23 @@ def offered_nodes(snapshot: FleetSnapshot, pools: Iterable[PoolRoom]) -> set[str
     return offered
 
 
-def reclaim_reason(node: Node, pool: PoolRoom | None, history: NodeHistory, now: float) -> Reclaim | None:
-    """Return why nothing may be started on a node that is not lost; None if it is offered."""
+def _why_no_pool(node: Node, pools: Sequence[PoolTarget]) -> str:
+    named = node.labels.get(POOL_LABEL)
+    if not named:
+        return "belongs to no pool"
+    if spec := next((each.spec for each in pools if each.spec.name == named), None):
+        wanted = ", ".join(f"{label}={value}" for label, value in sorted(spec.selector.items()))
+        return f"is labeled pool={named}, but the selector of {named} is {wanted}"
+    return f"is in the pool {named}, which is not configured"
+
+
+def reclaim_reason(
+    node: Node, pool: PoolRoom | None, history: NodeHistory, now: float, pools: Sequence[PoolTarget] = ()
+) -> Reclaim | None:
+    """Return why nothing may be started on a node that is not lost; None if it is offered.
+
+    `pools`: those that are configured.
+    """
     if is_offered(node, pool, history, now):
         return None
     grace = SCALE_DOWN_GRACE if pool is None else pool.spec.preemption.grace_period
@@ -185,9 +200,7 @@ def reclaim_reason(node: Node, pool: PoolRoom | None, history: NodeHistory, now:
         grace = grace if node.drain_grace is None else node.drain_grace
         return Reclaim("node_drained", f"node {node.name} is drained", grace)
     if pool is None:
-        named = node.labels.get(POOL_LABEL)
-        problem = f"is in the pool {named}, which is not configured" if named else "belongs to no pool"
-        return Reclaim("pool_closed", f"node {node.name} {problem}", grace)
+        return Reclaim("pool_closed", f"node {node.name} {_why_no_pool(node, pools)}", grace)
     if not pool.open:
         return Reclaim("pool_closed", f"pool {pool.spec.name} is closed", grace)
     activity = owner_activity(pool.spec.idle, node)

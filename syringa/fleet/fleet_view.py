@@ -53,7 +53,7 @@ def _node_status(node: Node, room: PoolRoom | None, snapshot: FleetSnapshot, rep
     history = snapshot.node_history.get(node.name, NodeHistory())
     offered, reason = False, "it does not respond"
     if node.condition != "lost":
-        reclaim = reclaim_reason(node, room, history, snapshot.now)
+        reclaim = reclaim_reason(node, room, history, snapshot.now, snapshot.pools)
         offered = reclaim is None
         reason = "" if reclaim is None else reclaim.reason.removeprefix(f"node {node.name}").lstrip(": ")
     return NodeStatus(

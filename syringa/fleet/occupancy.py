@@ -51,7 +51,7 @@ class Occupancy:
         found = self._reclaims.get(name)
         if found is None:
             history = self._snapshot.node_history.get(name, NO_NODE_HISTORY)
-            found = reclaim_reason(node, self.pool(name), history, self._snapshot.now)
+            found = reclaim_reason(node, self.pool(name), history, self._snapshot.now, self._snapshot.pools)
             assert found is not None
             self._reclaims[name] = found
         return found

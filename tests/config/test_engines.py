@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from syringa.config import Config, ModelSpec, load, read_model
+from syringa.config.engines import parallel_gpus
 from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import ConfigError
 
@@ -30,6 +31,8 @@ def test_engine_of_a_model_reaches_its_worker(tmp_path: Path) -> None:
     assert options.engine_args == {"tensor_parallel_size": 2, "pipeline_parallel_size": 3}
     assert options.gpus == 6
     assert WorkerOptions.from_config(read(tmp_path, ""), Config()).gpus == 1
+    assert parallel_gpus({"tensor_parallel_size": 2, "prefill_context_parallel_size": 2}) == 4
+    assert parallel_gpus({"tensor_parallel_size": 4, "decode_context_parallel_size": 2}) == 4
 
 
 def test_relative_interpreter_is_that_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +59,21 @@ def test_interpreter_in_a_cluster_is_that_of_the_nodes(tmp_path: Path) -> None:
             'engine = "vllm"\nengine_args = {tensor_parallel_size = 0}',
             "",
             "engine_args.tensor_parallel_size 0: expected a whole number, at least 1",
+        ),
+        (
+            'engine = "vllm"\nengine_args = {prefill_context_parallel_size = "2"}',
+            "",
+            'engine_args.prefill_context_parallel_size "2": expected a whole number, at least 1',
+        ),
+        (
+            'engine = "vllm"\nengine_args = {data_parallel_size_local = 2}',
+            "",
+            "engine_args.data_parallel_size_local 2: not allowed here: set replicas instead",
+        ),
+        (
+            'engine = "vllm"\nengine_args = {nnodes = 2}',
+            "",
+            "engine_args.nnodes 2: not allowed here: a replica runs on one node",
         ),
         ('engine = "vllm"\ndtype = "int8"', "", 'dtype "int8": the model runs on vLLM, which has no equivalent'),
         ('engine = "vllm"', 'dtype = "gguf"', 'dtype "gguf": the model runs on vLLM, which has no equivalent'),

@@ -384,6 +384,16 @@ def test_status_describes_nodes_and_pools() -> None:
     assert (by_name["x1"].pool, by_name["x1"].reason) == ("", "is in the pool mistyped, which is not configured")
 
 
+def test_node_that_the_selector_of_its_pool_does_not_match_says_so() -> None:
+    pools = [PoolSpec(name="night", selector={"kind": "h100", "zone": "a"})]
+    labels = {"pool": "night", "kind": "a100", "zone": "a"}
+    fleet = PoolHarness([Node("n1", cpus=1, labels=labels)], [model(1, 1)], pools=pools)
+    fleet.run_for(2)
+    (node,) = fleet.controller.status().nodes
+    assert (node.pool, node.offered) == ("", False)
+    assert node.reason == "is labeled pool=night, but the selector of night is kind=h100, zone=a"
+
+
 def test_controller_preempts_once_for_a_model_without_a_replica() -> None:
     fleet = PoolHarness([gpu_node("a1", gpus=3)], [model(1, 3, key="big")])
     fleet.run_for(10)
