@@ -213,17 +213,21 @@ async def test_usage_of_many_users_is_shown_in_part(browser: Browser, config: Co
 # Figures
 
 
-async def test_short_times_have_a_decimal(browser: Browser, config: Config) -> None:
+async def test_short_times_and_low_prices_have_the_digits_that_count(browser: Browser, config: Config) -> None:
     async with (
         server(FakeEngine("x"), config, model=plain_model()) as http,
         open_page(browser, address(http), path="/status") as (page, _),
     ):
         script = """async () => {
-          const { seconds } = await import('./console/format.js');
-          return [0, 0.0004, 0.0025, 0.005, 0.0075, 0.00994, 0.00996, 0.0125].map(seconds);
+          const { money, seconds } = await import('./console/format.js');
+          return [
+            [0, 0.0004, 0.0025, 0.005, 0.0075, 0.00994, 0.00996, 0.0125].map(seconds),
+            [0, 0.003, 0.15, 0.6, 0.1234, 2.5].map(money),
+          ];
         }"""
         assert await page.evaluate(script) == [
-            "0 ms", "0.4 ms", "2.5 ms", "5 ms", "7.5 ms", "9.9 ms", "10 ms", "13 ms",
+            ["0 ms", "0.4 ms", "2.5 ms", "5 ms", "7.5 ms", "9.9 ms", "10 ms", "13 ms"],
+            ["$0", "$0.003", "$0.15", "$0.60", "$0.1234", "$2.50"],
         ]  # fmt: skip
 
 

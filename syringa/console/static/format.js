@@ -2,6 +2,7 @@
 
 const integer = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
+const cents = new Intl.NumberFormat("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 4 });
 const significant = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 2 });
 const dateTime = new Intl.DateTimeFormat("en-US", { dateStyle: "medium", timeStyle: "short" });
 const day = new Intl.DateTimeFormat("en-US", { dateStyle: "medium" });
@@ -56,7 +57,7 @@ export function percent(value, digits = 0) {
 export function money(value) {
   if (value === null || value === undefined) return NONE;
   if (value === 0) return "$0";
-  return `$${value < 0.01 ? significant.format(value) : number(value, value < 1 ? 4 : 2)}`;
+  return `$${value < 0.01 ? significant.format(value) : value < 1 ? cents.format(value) : number(value, 2)}`;
 }
 
 /** @param {number | string | Date | null | undefined} value Unix seconds, an RFC 3339 text or a Date */

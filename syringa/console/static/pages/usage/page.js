@@ -44,7 +44,7 @@ export default function UsagePage() {
   return html`<${Page} title="Usage" lead=${admin ? "What all organizations have used." : "What your organization has used."} actions=${html`<${Button} icon="download" onClick=${save}>Download CSV<//>`}>
     <div class="grid filters">
       <${Select} label="Time" value=${days} onChange=${setDays} options=${RANGES} />
-      <${Select} label="Group by" value=${by} onChange=${setBy} options=${groups.map((each) => ({ value: each, label: `${each[0]?.toUpperCase()}${each.slice(1)}` }))} />
+      <${Select} label="Group by" value=${by} onChange=${setBy} options=${groups.map((each) => ({ value: each, label: capital(each) }))} />
       <${Select} label="Show" value=${measure} onChange=${setMeasure} options=${Object.entries(MEASURES).map(([value, each]) => ({ value, label: each.label }))} />
       <${ModelSelect} all models=${models.data} value=${model} onChange=${setModel} />
       ${(organizations.data?.length ?? 0) > 1 && html`<${Select} label="Organization" value=${organization} onChange=${setOrganization} options=${[{ value: "", label: "All organizations" }, ...(organizations.data ?? []).map((each) => each.id)]} />`}
@@ -61,6 +61,11 @@ export default function UsagePage() {
 /** A sum of rows, without any yet. @param {string} name @returns {any} */
 function group(name) {
   return { name, ...Object.fromEntries(SUMMED.map((each) => [each, 0])) };
+}
+
+/** @param {string} word */
+function capital(word) {
+  return `${word[0]?.toUpperCase()}${word.slice(1)}`;
 }
 
 /** What a group of rows is called: keys by their names. @param {any} row one of them @param {string} by */
@@ -100,7 +105,7 @@ function Report({ rows, by, days, measure }) {
   /** @type {(key: string, text: string, value?: (row: any) => any) => import("../shared.js").Column} */
   const figure = (key, text, value) => ({ key, label: text, numeric: true, sort: (row) => row[key], render: value ?? ((row) => format.number(row[key])) });
   const columns = [
-    { key: "label", label: `${by[0]?.toUpperCase()}${by.slice(1)}`, sort: (/** @type {any} */ row) => row.label },
+    { key: "label", label: capital(by), sort: (/** @type {any} */ row) => row.label },
     figure("requests", "Requests"),
     figure("failed", "Failed"),
     figure("input_tokens", "Input tokens"),
