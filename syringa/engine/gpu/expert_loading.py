@@ -12,8 +12,8 @@ from syringa.engine.gpu.decoder import GpuExperts, GpuLinear
 from syringa.engine.gpu.kernels.reference import SigmoidScores
 from syringa.engine.gpu.packed_weight import PackedWeight, concat_quantized, pack_fp8, pack_weight, stack_packed
 from syringa.engine.loading.device_copy import copy_weight
-from syringa.engine.loading.quantized import QuantizedWeight, ReadQuantized
-from syringa.engine.models.config import MXFP4_GROUP, DecoderConfig
+from syringa.engine.loading.quantized import ReadQuantized, mxfp4_weight
+from syringa.engine.models.config import DecoderConfig
 from syringa.engine.models.decoder import ReadWeight
 from syringa.errors import ModelError
 
@@ -166,17 +166,6 @@ def _load_packed(
         return torch.stack([each.dequantize().to(dtype) for each in stored])
     packed = copy_weight(weights(name), device)
     return torch.stack([_deinterleave(packed[e].T, name).to(dtype) for e in range(config.experts)])
-
-
-def mxfp4_weight(blocks: torch.Tensor, scales: torch.Tensor) -> QuantizedWeight:
-    """Return a matrix of MXFP4 weights, `[rows, 32 · groups]`.
-
-    `blocks`: `[rows, groups, 16]`, uint8, two e2m1 numbers per byte, the low four bits first. `scales`: `[rows,
-    groups]`, uint8, the exponent of two of each group of 32 numbers plus 127.
-    """
-    codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(1)
-    powers = (scales.short() << 7).view(torch.bfloat16)  # bf16 has the same exponents
-    return QuantizedWeight("mxfp4", codes, powers, MXFP4_GROUP)
 
 
 def _deinterleave(weight: torch.Tensor, name: str) -> torch.Tensor:

@@ -14,6 +14,7 @@ import torch
 
 from syringa.engine.loading.device_copy import copy_weight
 from syringa.engine.loading.weights import SafetensorsWeights
+from syringa.engine.models.config import MXFP4_GROUP
 from syringa.engine.models.quantization import Quantization
 from syringa.errors import ModelError
 
@@ -23,6 +24,11 @@ FP8_MAX = 448.0  # largest e4m3 number
 INT4_ZERO = 8  # the code of 0 of symmetric 4-bit weights
 INT4_GROUPS = (32, 64)  # besides multiples of 128 and whole rows
 _FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # of tensors that are not quantized, as safetensors names them
+# What a quantized matrix is stored with, beside its packed numbers.
+_PARTS = {
+    *("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape"),
+    *("weight_g_idx", "input_scale", "k_scale", "v_scale"),
+}
 REMEDY = "fetch the model again, or use another conversion of it"
 # The inputs or outputs in the eight 4-bit fields of an AWQ word, from the lowest bits on.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -83,6 +89,24 @@ class QuantizedWeights:
     def has(self, name: str) -> bool:
         return self._files.has(name) or self._packed(name) is not None
 
+    def names(self) -> list[str]:
+        """Return the names of all tensors, of quantized weights those of their matrices."""
+        found = []
+        for name in self._files.files:
+            prefix, _, last = name.rpartition(".")
+            weight = f"{prefix}.weight"
+            if last == self._first:
+                found.append(weight)
+            elif last not in _PARTS or not self.is_quantized(weight):
+                found.append(name)
+        return found
+
+    def is_quantized(self, name: str) -> bool:
+        """Return whether a tensor is a matrix that is stored quantized."""
+        if not name.endswith(".weight"):
+            return False
+        return self._packed(name) is not None or (self._files.has(name) and self._files.dtype(name) == "F8_E4M3")
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor, of a packed weight that of its matrix."""
         packed = self._packed(name)
@@ -105,14 +129,10 @@ class QuantizedWeights:
 
     def quantized(self, name: str, device: torch.device | str = "cpu") -> QuantizedWeight | None:
         """Return a weight as it is stored, on `device`; None if it is not quantized."""
-        if not name.endswith(".weight"):
+        if not self.is_quantized(name):
             return None
         prefix = name.removesuffix("weight")
-        if self._packed(name) is not None:
-            return self._int4(prefix, device)
-        if self._files.has(name) and self._files.dtype(name) == "F8_E4M3":
-            return self._fp8(prefix, device)
-        return None
+        return self._int4(prefix, device) if self._packed(name) is not None else self._fp8(prefix, device)
 
     def _packed(self, name: str) -> str | None:
         if not name.endswith(".weight") or self._files.has(name):
@@ -213,6 +233,17 @@ def unpack_words(words: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) 
     """Return the 4-bit fields of int32 words as bytes, along the last dimension. `order`: place of each field."""
     shifts = torch.tensor(order, dtype=torch.int32, device=words.device).argsort().int() * 4
     return ((words[..., None] >> shifts) & 15).to(torch.uint8).flatten(-2)
+
+
+def mxfp4_weight(blocks: torch.Tensor, scales: torch.Tensor) -> QuantizedWeight:
+    """Return a matrix of MXFP4 weights, `[rows, 32 · groups]`.
+
+    `blocks`: `[rows, groups, 16]`, uint8, two e2m1 numbers per byte, the low four bits first. `scales`: `[rows,
+    groups]`, uint8, the exponent of two of each group of 32 numbers plus 127.
+    """
+    codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(1)
+    powers = (scales.short() << 7).view(torch.bfloat16)  # bf16 has the same exponents
+    return QuantizedWeight("mxfp4", codes, powers, MXFP4_GROUP)
 
 
 def quantize_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

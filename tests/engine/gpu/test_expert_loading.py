@@ -14,19 +14,18 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from syringa.engine.gpu.decoder import GpuDecoder
-from syringa.engine.gpu.expert_loading import mxfp4_weight
 from syringa.engine.gpu.loading import load_gpu_decoder
 from syringa.engine.loading.loaded_model import LoadOptions
 from syringa.engine.loading.loader import load_model
 from syringa.engine.loading.model_size import read_size
-from syringa.engine.loading.quantized import quantize_fp8
+from syringa.engine.loading.quantized import mxfp4_weight, quantize_fp8
 from syringa.engine.loading.weights import open_weights
 from syringa.engine.models.config import is_native, read_config
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import describe, locate
 from tests.engine.gpu.test_decoder import GLM4_MOE, GPT_OSS, LOCAL_EXPERTS, MODELS
 from tests.engine.gpu.tiny_models import CPU, count_bytes, load_tiny_gpu_model
-from tests.engine.loading.quantized_folders import edit_config
+from tests.engine.loading.quantized_folders import copy_files, edit_config
 from tests.engine.models.hybrid_models import make_config, save_hybrid
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
@@ -217,11 +216,32 @@ def test_experts_in_fp8_match_rounded_model(tmp_path: Path, load_gpu_folder: Cal
         assert difference(logits, reference(model, prompt)) < 1e-3
 
 
-def test_mxfp4_folder_is_refused_on_cpu(tmp_path: Path) -> None:
+def test_mxfp4_folder_on_cpu_is_dequantized(tmp_path: Path) -> None:
+    hf_model = save_mxfp4(tmp_path)
+    loaded = load_model(LoadOptions(str(tmp_path), dtype="fp32", device="cpu", threads=1))
+    for logits, prompt in zip(run(loaded, PROMPTS[:2], chunk=15), PROMPTS, strict=False):
+        assert difference(logits, reference(hf_model, prompt)) < 1e-3
+    # bf16 has all numbers of MXFP4, so int8 is made of the same weights as from a folder that is not quantized.
+    plain = tmp_path / "plain"
+    hf_model.save_pretrained(plain)
+    copy_files([tmp_path / "tokenizer.json"], plain)
+    found, expected = (
+        load_model(LoadOptions(str(folder), dtype="int8", device="cpu", threads=1)) for folder in (tmp_path, plain)
+    )
+    assert found.info.parameters == expected.info.parameters
+    assert found.plan is not None
+    assert expected.plan is not None
+    assert found.plan.weights == expected.plan.weights
+    assert found.plan.model.loading == expected.plan.model.loading
+    for logits, wanted in zip(run(found, PROMPTS[:2]), run(expected, PROMPTS[:2]), strict=True):
+        assert torch.equal(logits, wanted)
+
+
+def test_incomplete_mxfp4_folder_is_refused_on_cpu(tmp_path: Path) -> None:
     save_mxfp4(tmp_path)
-    message = r"its folder is quantized \(mxfp4\), which is read on a GPU only: use --device cuda, the original folder"
-    with pytest.raises(ModelError, match=message):
-        load_model(LoadOptions(str(tmp_path), device="cpu"))
+    edit_tensors(tmp_path, lambda tensors: tensors.pop(f"{GATE_UP}_scales"))
+    with pytest.raises(ModelError, match=rf"no tensor for '{GATE_UP}_scales'"):
+        load_model(LoadOptions(str(tmp_path), dtype="fp32", device="cpu", threads=1))
 
 
 def test_moe_families_are_native_on_gpu_only() -> None:

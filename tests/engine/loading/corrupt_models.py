@@ -31,7 +31,7 @@ from syringa.engine.scheduling.oom import is_oom
 from syringa.errors import StartupError
 from syringa.modelfiles import describe, load_tokenizer, locate, read_gguf
 from tests.engine.gguf_blocks import random_blocks
-from tests.engine.loading.corrupt_quantized import ON_CPU, CorruptQuantizedFolders, load_as_on_gpu, pretend_gpu
+from tests.engine.loading.corrupt_quantized import CorruptQuantizedFolders, load_as_on_gpu, pretend_gpu
 from tests.engine.models.tiny_models import run
 from tests.modelfiles.gguf_builder import StoredTensor, Tensor, gguf, llama
 from tests.modelfiles.gguf_mutations import Corruption, corrupt_fields, corrupt_randomly, corrupt_tensor
@@ -251,7 +251,7 @@ def main() -> None:
             for dtype in sorted(set(DTYPES)):
                 assert try_load(Path(name) / "m.gguf", dtype) == "loaded", (architecture, dtype)
         for kind in models.quantized.folders:
-            for dtype in ("gpu", "int8") if kind in ON_CPU else ("gpu",):
+            for dtype in ("gpu", "int8"):
                 assert try_load(models.quantized.write_whole(kind), dtype) == "loaded", (kind, dtype)
         # A corrupt size must not be allocated.
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -261,7 +261,7 @@ def main() -> None:
             label, path = models.quantized.write() if options.quantized else models.write(index)
             dtype = DTYPES[models.choice.randrange(len(DTYPES))]
             if path.name == models.quantized.folder.name:
-                dtype = "gpu" if index % 2 or not label.startswith(ON_CPU) else "int8"
+                dtype = "gpu" if index % 2 else "int8"
             elif path.is_dir() and dtype == "gguf":
                 dtype = "int8"
             if options.last:

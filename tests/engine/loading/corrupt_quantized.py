@@ -39,7 +39,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "gpt_oss": ("GptOssForCausalLM", {"num_experts_per_tok": 2, "num_local_experts": 3, "sliding_window": 8}, ""),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", DELTA_NET, "fp8 blocks"),
 }
-ON_CPU = ("llama", "qwen2", "qwen3", "qwen3_5_text")  # natively
 DTYPES = (torch.float32, torch.float16, torch.int32, torch.uint8, torch.int64, torch.float8_e4m3fn)
 FREE_GPU_MEMORY = (1 << 30) + (64 << 20)  # a margin of the check, and little more
 

@@ -36,7 +36,7 @@ def find_definition(files: ModelFiles, description: ModelDescription) -> HFDefin
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, __version__
 
     raw = description.config
-    if raw.get("quantization_config") is not None:
+    if raw.get("quantization_config") is not None and not is_native(raw, "cuda"):
         raise UnsupportedModel(_describe_quantized(raw))
     multimodal = any(raw.get(each) for each in MULTIMODAL_CONFIGS)
     if multimodal and raw.get("model_type") not in FAMILIES:
@@ -54,6 +54,8 @@ def find_definition(files: ModelFiles, description: ModelDescription) -> HFDefin
             f"transformers {__version__} does not know its type, {raw.get('model_type')!r}, or not with this config: "
             f"{first_line(error)}"
         ) from None
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # weights are dequantized when they are read
     if config.is_encoder_decoder:
         raise UnsupportedModel("it is an encoder-decoder model, and only decoders are supported")
     _check_config(config.get_text_config())
@@ -70,11 +72,10 @@ def _describe_quantized(raw: dict[str, Any]) -> str:
     """Return why a quantized folder cannot be run on transformers' definition, and what can."""
     found = raw["quantization_config"]
     method = found.get("quant_method") if isinstance(found, dict) else found
-    if is_native(raw, "cuda"):  # with experts
-        where, use = "on a GPU only", "--device cuda, the original folder, or a GGUF file"
-    else:
-        where, use = "for models of the native decoder only", "the original folder, or a GGUF file"
-    return f"its folder is quantized ({method}), which is read {where}: use {use}"
+    return (
+        f"its folder is quantized ({method}), which is read for models of the native decoder only: use the original "
+        "folder, or a GGUF file"
+    )
 
 
 def _check_config(config: Any) -> None:

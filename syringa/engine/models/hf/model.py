@@ -40,6 +40,7 @@ from syringa.engine.models.hf.attention import (
 from syringa.engine.models.hf.batch_check import check_batching
 from syringa.engine.models.hf.definition import HFDefinition, find_definition, first_line, layer_types
 from syringa.engine.models.hf.gguf_source import GgufSource
+from syringa.engine.models.hf.quantized_source import dequantized_state_dict
 from syringa.engine.models.hf.vision import HFVisionLanguageModel
 from syringa.engine.vision.image_reader import ImageReader
 from syringa.engine.vision.preprocessor import VisionComponents
@@ -161,10 +162,13 @@ def _load_hf_model(
     if dtype != "gguf":  # blocks are packed as they are read
         check_host_memory(parameters, "fp32" if dtype == "fp32" else "bf16", description.name)
     half = torch.float32 if dtype == "fp32" else torch.bfloat16
-    gguf = None
+    gguf, state_dict = None, None
     if files.kind == "gguf":
         gguf = GgufSource(files, description, unloaded, kernels, blocks=dtype == "gguf")
-    model = _load_weights(definition, files, gguf, half, length)
+        state_dict = gguf.state_dict(half)
+    elif description.config.get("quantization_config") is not None:
+        state_dict = dequantized_state_dict(files, description.config, half)
+    model = _load_weights(definition, files, state_dict, half, length)
     layers = layers or probe_layers(model)
     if device is not None:
         return _move_to_gpu((model, layers, vocabulary, length, device, ops), parameters, reader, threads)
@@ -255,14 +259,15 @@ def probe_layers(model: Any) -> list[LayerShape]:
 
 
 def _load_weights(
-    definition: HFDefinition, files: ModelFiles, gguf: GgufSource | None, dtype: torch.dtype, length: int
+    definition: HFDefinition, files: ModelFiles, state_dict: dict[str, Any] | None, dtype: torch.dtype, length: int
 ) -> Any:
+    """Load the weights of `state_dict`, or those of the folder if it is None."""
     from safetensors import SafetensorError
 
     try:
         model, report = definition.model_class.from_pretrained(
-            files.path if gguf is None else None,
-            state_dict=None if gguf is None else gguf.state_dict(dtype),
+            files.path if state_dict is None else None,
+            state_dict=state_dict,
             config=definition.config,
             dtype=dtype,
             attn_implementation=definition.attention,
