@@ -67,6 +67,7 @@ LAYERS: dict[str, set[str]] = {
     | {
         "logs",
         "flush_queue",
+        "fair_thread_pool",
         "api",
         "prompt",
         "output",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import gc
@@ -21,6 +22,7 @@ from syringa.engine.processes import managed_process
 from syringa.engine.processes.supervisor import ApiServerOptions
 from syringa.errors import StartupError
 from syringa.generation import cache_key
+from syringa.http.server.request_threads import RequestThreads
 from syringa.http.server.server import serve_api
 from syringa.service.app_state import AppState
 from syringa.service.model_catalog import ModelCatalog
@@ -41,6 +43,7 @@ def raise_priority() -> None:
 
 async def run_api_server(options: ApiServerOptions) -> None:
     config = options.config
+    asyncio.get_running_loop().set_default_executor(RequestThreads())
     engines = ModelEngines(options.control, config)
 
     def check_grammar(model: str) -> GrammarCheck:
