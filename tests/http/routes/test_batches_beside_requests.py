@@ -135,6 +135,8 @@ async def test_line_waits_for_a_model_of_a_cluster_that_has_no_replica(tmp_path:
         assert await eventually(lambda: harness.sent)  # the line asks for a replica
         refused = await http.post(CHAT, json={"messages": MESSAGES})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_unavailable")
+        ((run, _),) = http.app_state.batches._runs.values()
+        assert run._refusals == 0  # it waits inside of the engine, in its turn
         worker.on_request = answers(*b"hello")
         harness.engine.update(state("loaded", replica(worker)))
         done = await http.finished(batch["id"])
