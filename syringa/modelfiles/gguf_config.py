@@ -259,8 +259,8 @@ def _rope_scaling(reader: _GgufMetadata, rotated: int) -> dict[str, Any] | None:
         if set(factors) == {1.0}:
             return None
         original = reader.integer("context_length")
-        scaling = {"rope_type": "longrope", "original_max_position_embeddings": original, "attention_factor": 1.0}
-        return {**scaling, "short_factor": factors, "long_factor": factors}
+        longrope = {"rope_type": "longrope", "original_max_position_embeddings": original, "attention_factor": 1.0}
+        return {**longrope, "short_factor": factors, "long_factor": factors}
     if kind in (None, "none"):
         return None
     if kind not in ("linear", "yarn"):
