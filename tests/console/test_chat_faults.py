@@ -140,9 +140,11 @@ async def test_draft_stays_while_another_page_is_shown_and_goes_with_the_key(bro
     config = Config(port=0, drain_timeout=1.0, api_key=("sk-right",))
     async with (
         server(FakeEngine("x"), config, model=vision_model()) as http,
-        open_page(browser, address(http), key="sk-right") as (page, _),
+        open_page(browser, address(http), key="sk-right") as (page, watched),
     ):
+        watched.allow("401")
         message = page.get_by_label("Message", exact=True)
+        await expect(page.get_by_role("button", name="Attach images", exact=True)).to_be_visible()
         await message.evaluate(PASTE, PIXEL)
         await message.fill("Half a thou")
         await expect(page.locator(".thumbnail")).to_have_count(1)
@@ -189,7 +191,9 @@ async def test_conversation_whose_first_message_is_deleted_stays_deleted(browser
         await delete_of(question_of(page)).click()
         await expect(conversations(page, "Forget this")).to_have_count(0)
         await page.reload()
-        await expect(page.get_by_text("Conversations are kept in this browser and appear here.")).to_be_visible()
+        await expect(
+            page.get_by_text("Conversations are kept in this browser and appear here.", exact=True)
+        ).to_be_visible()
         await expect(page.get_by_role("article")).to_have_count(0)
 
 
@@ -342,7 +346,9 @@ async def test_conversations_without_a_key_are_those_of_whoever_goes_on_with_the
                 await page.wait_for_function(STORES, arg=["With a key", 1])
             await sign_out(page)
         await sign_in(page, privet)
-        await expect(page.get_by_text("Conversations are kept in this browser and appear here.")).to_be_visible()
+        await expect(
+            page.get_by_text("Conversations are kept in this browser and appear here.", exact=True)
+        ).to_be_visible()
 
 
 async def test_tool_that_is_renamed_stays_chosen(browser: Browser) -> None:
