@@ -25,6 +25,7 @@ from syringa.engine.processes.control import (
 from syringa.engine.processes.suspects import REFUSED, embedding_fingerprint, fingerprint
 from syringa.engine.vllm.resume import resume_error, unresumable_fields
 from syringa.errors import (
+    OUT_OF_MEMORY_CODE,
     EngineOverdue,
     EngineOverloaded,
     EngineUnavailable,
@@ -230,7 +231,7 @@ class ModelEngine:
                     msgspec.structs.replace(request, waited=run.queue.counted), run.progress.handle
                 )
         except EngineOverloaded as error:
-            if run.left is None or (not run.progress.begun and _is_overdue(error, run.queue)):
+            if run.left is None or (not run.progress.begun and _is_final(error, run.queue)):
                 raise
             with run.queue.count():
                 await asyncio.sleep(OVERLOADED_SECONDS)  # it was accepted before: it waits for a place
@@ -283,7 +284,7 @@ class ModelEngine:
             with run.queue.count():
                 result = await replica.client.embed(request)
         except EngineOverloaded as error:
-            if (not run.moves and not run.retries) or _is_overdue(error, run.queue):
+            if (not run.moves and not run.retries) or _is_final(error, run.queue):
                 raise
             with run.queue.count():
                 await asyncio.sleep(OVERLOADED_SECONDS)  # it was accepted before: it waits for a place
@@ -466,9 +467,9 @@ class ModelEngine:
         return EngineUnavailable(f"The model {self.name!r} {problem}", code="model_unavailable")
 
 
-def _is_overdue(error: EngineOverloaded, queue: QueueTime) -> bool:
-    """Return whether a request that has moved has waited for too long, and not only met a full queue."""
-    return isinstance(error, EngineOverdue) or queue.exceeded
+def _is_final(error: EngineOverloaded, queue: QueueTime) -> bool:
+    """Return whether a request that has moved is refused for good, and has not only met a full queue."""
+    return isinstance(error, EngineOverdue) or error.code == OUT_OF_MEMORY_CODE or queue.exceeded
 
 
 def _context(replica: ConnectedReplica) -> int:

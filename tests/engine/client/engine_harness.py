@@ -77,10 +77,10 @@ class ScriptedWorker:
         result = EmbeddingResult(self.embeddings[-1].id, 1, values)
         self._writers[-1].write(protocol.frame(protocol.Embedded(result)))
 
-    def refuse(self, message: str, *, overdue: float | None = None) -> None:
-        """Refuse the last request because the queue is full, or because it has waited for `overdue` seconds."""
+    def refuse(self, message: str, *, overdue: float | None = None, code: str | None = None) -> None:
+        """Refuse the last request because the queue is full, it has waited for `overdue` seconds, or by `code`."""
         last = [*self.requests, *self.embeddings][-1].id
-        refusal = protocol.RequestRejected(last, message, overloaded=True, overdue=overdue)
+        refusal = protocol.RequestRejected(last, message, overloaded=True, code=code, overdue=overdue)
         self._writers[-1].write(protocol.frame(refusal))
 
     def die(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,14 @@ from syringa.engine.client.model_engine import MAX_RETRIES, ModelEngine
 from syringa.engine.client.worker_client import WorkerClient
 from syringa.engine.processes.control import ClearSuspect
 from syringa.engine.processes.suspects import REFUSED, embedding_fingerprint
-from syringa.errors import EngineOverdue, EngineOverloaded, EngineUnavailable, InvalidRequest, RequestSuspected
+from syringa.errors import (
+    OUT_OF_MEMORY_CODE,
+    EngineOverdue,
+    EngineOverloaded,
+    EngineUnavailable,
+    InvalidRequest,
+    RequestSuspected,
+)
 from syringa.types import EmbeddingRequest, EmbeddingResult
 from tests.engine.client.engine_harness import EngineHarness, ScriptedWorker, replica, state, workers
 from tests.engine.processes.supervisor_harness import until
@@ -98,17 +106,21 @@ async def test_request_begins_again_at_another_replica_when_one_is_lost(
     assert harness.moves == [("crash", False)]
 
 
-async def test_moved_request_that_is_overdue_is_refused(harness: EngineHarness, engine: ModelEngine) -> None:
+@pytest.mark.parametrize("refusal", [{"overdue": 60.0}, {"code": OUT_OF_MEMORY_CODE}])
+async def test_moved_request_that_is_refused_for_good_is_not_sent_again(
+    harness: EngineHarness, engine: ModelEngine, refusal: dict[str, Any]
+) -> None:
     async with workers(2) as made:
         await harness.ready(*made)
         task = asyncio.create_task(engine.embed(REQUEST))
         await until(lambda: any(worker.embeddings for worker in made))
         made.sort(key=lambda worker: not worker.embeddings)
         first, second = made
-        second.on_request = lambda worker: worker.refuse("late", overdue=60.0)
+        second.on_request = lambda worker: worker.refuse("late", **refusal)
         engine.update(state("loaded", replica(first, "draining", grace=0.0), replica(second)))
-        with pytest.raises(EngineOverdue):
+        with pytest.raises(EngineOverloaded) as caught:
             await task
+        assert isinstance(caught.value, EngineOverdue) is ("overdue" in refusal)
         assert len(second.embeddings) == 1
         assert second.embeddings[0].waited > 0.0
 
