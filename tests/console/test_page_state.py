@@ -268,3 +268,31 @@ async def test_counts_of_the_moment_have_no_decimals(browser: Browser, config: C
         running = page.locator(".stat", has=page.get_by_text("Running", exact=True))
         await expect(running.locator("small")).to_have_text("0 waiting")
         await expect(running.locator("dd")).to_have_text("00 waiting")  # the count, and the line below it
+
+
+async def test_legend_of_a_chart_is_aligned_with_its_title(browser: Browser, config: Config) -> None:
+    async with (
+        server(FakeEngine("Hi!"), config, model=plain_model()) as http,
+        open_page(browser, address(http), path="/status") as (page, _),
+    ):
+        assert (await http.post("/v1/completions", json={"prompt": "Hi"})).status_code == 200
+        card = page.locator(".card", has=page.get_by_role("heading", name="Tokens per second", exact=True))
+        label = card.locator(".u-series").first.locator("th > :not(.u-marker)")
+        await expect(label).to_be_visible()
+        title = await card.get_by_role("heading", name="Tokens per second", exact=True).bounding_box()
+        legend = await label.bounding_box()
+        assert title is not None
+        assert legend is not None
+        assert abs(title["x"] - legend["x"]) <= 1
+        assert await label.evaluate("(each) => getComputedStyle(each).fontWeight") == "400"
+
+
+async def test_card_of_the_only_model_is_as_wide_as_the_page(browser: Browser, config: Config) -> None:
+    async with (
+        server(FakeEngine("x"), config, model=plain_model()) as http,
+        open_page(browser, address(http), path="/models", size=(1440, 900)) as (page, _),
+    ):
+        card = page.locator(".model-card")
+        await expect(card).to_be_visible()
+        widths = await card.evaluate("(each) => [each.offsetWidth, each.parentElement.offsetWidth]")
+        assert widths[0] == widths[1] > 800
