@@ -1,4 +1,4 @@
-"""Compiles the products as they are launched on a GPU with little shared memory, without one: prints what they take.
+"""Compiles products, attention and delta nets as they are launched on a GPU with little shared memory, without one.
 
     python -m tests.engine.gpu.compiled_kernels 89 99
 
@@ -21,6 +21,8 @@ from triton.language import target_info
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from syringa.engine.gpu.kernels import (
+    decode_attention,
+    delta_net,
     elementwise,
     fixed_point,
     fp8,
@@ -28,19 +30,29 @@ from syringa.engine.gpu.kernels import (
     int4_gemv,
     launch,
     moe,
+    prefill_attention,
     quantized_gemm,
     skinny_gemm,
 )
 from syringa.engine.gpu.ops.linear import linear
 from syringa.engine.gpu.ops.quantized_linear import quantized_linear
 from syringa.engine.gpu.packed_weight import PackedWeight
+from syringa.engine.gpu.state_rows import PrefillStates
+from syringa.engine.models.delta_rule import DeltaNetParameters
+from syringa.engine.models.hybrid_config import DeltaNetShape
+from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
 WARP = 32
 FP8_CAPABILITY = 89
-MODULES = (elementwise, fixed_point, fp8, gemv, int4_gemv, moe, quantized_gemm, skinny_gemm)
+PRODUCTS = (elementwise, fixed_point, fp8, gemv, int4_gemv, moe, quantized_gemm, skinny_gemm)
+MODULES = (*PRODUCTS, decode_attention, prefill_attention, delta_net)
 ROWS = (1, 8, 16, 32, 64)
 MOE_TOKENS = (1, 64, 160, 900, 4000)
 INPUTS, OUTPUTS, EXPERTS, TOP_K = 4096, (4096, 12288), 128, 8
+HEADS, KV_HEADS, HEAD_SIZES = 32, 4, (64, 80, 96, 128, 256)
+ATTENTION_ROWS, CONTEXT, PROMPT = (1, 64, 512), 4096, 1024
+DELTA_ROWS = (1, 64)
+DELTA_NET = DeltaNetShape(key_heads=16, value_heads=32, key_size=128, value_size=128, kernel=4)  # of Qwen3.5
 TYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
@@ -52,6 +64,11 @@ TYPES = {
 }
 
 
+# Constants that decide about shared memory.
+SIZES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "STAGES", "GATED", "FORMAT", "FP8_ROWS")
+SIZES += ("HEAD_DIM", "ROWS", "KEYS", "STORE", "FROM_ROWS", "WINDOW", "BLOCK", "SIZE")
+
+
 class CompiledKernel:
     """Stands in for a Triton kernel: compiles it instead of launching it."""
 
@@ -61,11 +78,14 @@ class CompiledKernel:
     def __getitem__(self, grid: object) -> Callable[..., None]:
         return self.compile
 
-    def compile(self, *args: Any, num_warps: int = 4, **constants: Any) -> None:
+    def compile(
+        self, *args: Any, num_warps: int = 4, num_stages: int = 3, maxnreg: int | None = None, **constants: Any
+    ) -> None:
         names = self.kernel.arg_names
         given = dict(zip(names, args, strict=False))
-        sizes = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "STAGES", "GATED", "FORMAT", "FP8_ROWS")
-        label = " ".join([self.kernel.__name__, *(f"{each}={constants[each]}" for each in sizes if each in constants)])
+        label = " ".join([self.kernel.__name__, *(f"{each}={constants[each]}" for each in SIZES if each in constants)])
+        if isinstance(cache := given.get("keys_ptr"), torch.Tensor):
+            label += f" cache={TYPES[cache.dtype]}"
         if label in self.found:
             return
         source = ASTSource(
@@ -74,7 +94,8 @@ class CompiledKernel:
             constexprs={(names.index(name),): value for name, value in constants.items()},
             attrs={(i,): [["tt.divisibility", 16]] for i, each in enumerate(args) if _is_aligned(each)},
         )
-        compiled = triton.compile(source, target=self.target, options={"num_warps": num_warps})
+        options = {"num_warps": num_warps, "num_stages": num_stages, **({"maxnreg": maxnreg} if maxnreg else {})}
+        compiled = triton.compile(source, target=self.target, options=options)
         self.found[label] = compiled.metadata.shared / 1024
 
 
@@ -125,9 +146,70 @@ def run_products(*, fp8_numbers: bool) -> None:
             moe.moe_mlp(x, logits, gate_up, down, TOP_K)
 
 
+def run_attention(*, fp8_numbers: bool) -> None:
+    """Launch attention of decode steps and of prompts, over caches of every dtype."""
+
+    def integers(*shape: int) -> torch.Tensor:
+        return empty(*shape, dtype=torch.int32)
+
+    for size in HEAD_SIZES:
+        for dtype in (torch.bfloat16, *([torch.float8_e4m3fn] if fp8_numbers else [])):
+            keys = empty(8, KV_HEADS, BLOCK_SIZE, size, dtype=dtype)
+            norms, rotary = empty(size, dtype=torch.float32), empty(CONTEXT, size // 2, dtype=torch.float32)
+            for window in (0, 128):
+                for rows in ATTENTION_ROWS:
+                    qkv, lengths = empty(rows, (HEADS + 2 * KV_HEADS) * size), integers(rows)
+                    new = decode_attention.NewTokens(lengths, (rotary, rotary), (norms, norms), 1e-6)
+                    tables = integers(rows, CONTEXT // BLOCK_SIZE)
+                    for tokens in (None, new):  # of mixed steps, and of decode steps
+                        decode_attention.decode_attention(
+                            qkv, keys, keys, tables, lengths, HEADS, new=tokens, window=window
+                        )
+                qkv, starts = empty(PROMPT, (HEADS + 2 * KV_HEADS) * size), integers(2)
+                tables, tiles = integers(1, CONTEXT // BLOCK_SIZE), integers(PROMPT // prefill_attention.ROWS, 2)
+                from_rows = launch.has_large_shared_memory() and prefill_attention.has_all_keys(qkv, keys)
+                prefill_attention.prefill_attention(
+                    qkv, keys, keys, tables, tiles, starts, integers(1), HEADS, window=window, from_rows=from_rows
+                )
+
+
+def run_delta_nets() -> None:
+    """Launch the delta nets of decode steps and of prompts, with few and with many sequences."""
+
+    def integers(*shape: int) -> torch.Tensor:
+        return empty(*shape, dtype=torch.int32)
+
+    def floats(*shape: int) -> torch.Tensor:
+        return empty(*shape, dtype=torch.float32)
+
+    shape = DELTA_NET
+    heads = shape.value_heads
+    weights = DeltaNetParameters(
+        floats(shape.kernel, shape.channels), floats(heads), floats(heads), floats(shape.value_size)
+    )
+    for rows in DELTA_ROWS:
+        states = floats(rows, shape.kernel - 1, shape.channels), floats(rows, heads, shape.key_size, shape.value_size)
+        projected, out = empty(rows * 64, shape.projected), empty(rows * 64, shape.value_width)
+        gates, slots = projected[:, -2 * heads :], integers(rows)
+        delta_net.delta_net_decode(
+            projected[:rows], gates[:rows], weights, shape, 1e-6, slots, integers(rows), *states, out[:rows]
+        )
+        prefill = PrefillStates(
+            chunk_starts=integers(rows + 1),
+            chunk_sequences=integers(rows),
+            row_sequences=integers(rows * 64),
+            snapshot_rows=integers(rows),
+            snapshot_slots=integers(rows),
+        )
+        delta_net.delta_net_prefill(
+            projected, gates, weights, shape, 1e-6, slots, integers(rows + 1), integers(rows), prefill, *states, out
+        )
+
+
 def main() -> None:
     capability, kib = map(int, sys.argv[1:])
-    launch.shared_memory = lambda: kib << 10  # type: ignore[assignment]
+    for module in (launch, delta_net, prefill_attention):  # the latter two import it by name
+        module.shared_memory = lambda: kib << 10  # type: ignore[assignment]
     found: dict[str, float] = {}
     target = GPUTarget("cuda", capability, WARP)
 
@@ -141,6 +223,8 @@ def main() -> None:
             if isinstance(each, triton.JITFunction) and name.endswith("_kernel"):
                 setattr(module, name, CompiledKernel(each, target, found))
     run_products(fp8_numbers=capability >= FP8_CAPABILITY)
+    run_attention(fp8_numbers=capability >= FP8_CAPABILITY)
+    run_delta_nets()
     print(json.dumps(found))
 
 

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from syringa.engine.gpu.kernels import launch
+from syringa.engine.gpu.kernels import launch, prefill_attention
 
 KIB = 1 << 10
 
@@ -35,9 +36,22 @@ def test_fit_stages_keeps_what_has_room(
     assert launch.fit_stages(stages, stage_bytes) == expected
 
 
+@pytest.mark.parametrize(
+    ("available", "keys", "small_keys"), [(227 * KIB, 64, 64), (163 * KIB, 32, 32), (99 * KIB, 16, 32), (0, 32, 32)]
+)
+def test_tiles_of_wide_heads_fit_beside_the_queries(
+    monkeypatch: pytest.MonkeyPatch, available: int, keys: int, small_keys: int
+) -> None:
+    """Those of Hopper are as measured. `small_keys`: with a cache in FP8."""
+    for module in (launch, prefill_attention):
+        monkeypatch.setattr(module, "shared_memory", lambda: available)
+    assert prefill_attention.choose_config(256).keys == keys
+    assert prefill_attention.choose_config(256, torch.float8_e4m3fn).keys == small_keys
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("capability", "kib"), [(80, 163), (89, 99), (120, 99)])
-def test_products_compile_and_fit_in_shared_memory(tmp_path: Path, capability: int, kib: int) -> None:
+def test_kernels_compile_and_fit_in_shared_memory(tmp_path: Path, capability: int, kib: int) -> None:
     """Of A100, of RTX 4090 and L40S, and of RTX 5090. Compiled without a GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.engine.gpu.compiled_kernels", str(capability), str(kib)]
@@ -51,4 +65,6 @@ def test_products_compile_and_fit_in_shared_memory(tmp_path: Path, capability: i
     assert result.returncode == 0, result.stderr[-3000:]
     found: dict[str, float] = json.loads(result.stdout)
     assert len(found) > 20
+    for name in ("_decode_kernel", "_prefill_kernel", "_scan_kernel", "_inverse_kernel", "_delta_decode_kernel"):
+        assert any(each.startswith(name) for each in found)
     assert not {name: size for name, size in found.items() if size > kib}

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options, pdl_wait
+from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options, pdl_wait, shared_memory
 from syringa.engine.gpu.state_rows import PrefillStates
 from syringa.engine.models.delta_rule import CHUNK, L2_EPS, DeltaNetParameters
 from syringa.engine.models.hybrid_config import DeltaNetShape
@@ -24,6 +24,8 @@ CONV_BLOCK, CONV_ROWS = 256, 8  # channels of a program, and rows of prompts
 NORM_HEADS = 8  # heads that a program normalizes
 # Values of a program of the scan; smaller ones where larger ones would leave multiprocessors idle.
 VALUE_BLOCK, FEW_VALUE_BLOCK, FEW_HEADS = 64, 32, 128
+# Shared memory of a scan with VALUE_BLOCK values. GPUs with less get FEW_VALUE_BLOCK, and load no chunk ahead.
+SCAN_SHARED_MEMORY = 156 << 10
 SUB_CHUNK = 16  # rows of a triangular system that are substituted one by one
 # From so many heads of all rows on, a decode step splits heads into blocks of values: smaller programs overlap their
 # loads with the stores of others, which gains more than the norm costs that then needs a launch of its own.
@@ -378,14 +380,16 @@ def delta_net_prefill(
         PADDED_KEYS=padded_keys, SIZE=CHUNK, SUB=SUB_CHUNK, PRECISION=precision,
         EXACT="ieee" if precision == "ieee" else "tf32x3", num_warps=4,
     )  # fmt: skip
-    most = VALUE_BLOCK if sequences * heads > FEW_HEADS else FEW_VALUE_BLOCK
+    is_small = 0 < shared_memory() < SCAN_SHARED_MEMORY
+    most = VALUE_BLOCK if sequences * heads > FEW_HEADS and not is_small else FEW_VALUE_BLOCK
+    options = {"num_stages": 1} if is_small else {}
     block = max(16, min(most, triton.next_power_of_2(shape.value_size)))
     _scan_kernel[(sequences, heads, triton.cdiv(shape.value_size, block))](
         mixed, inverse, decays, betas, recurrent_states, slots, starts, first, prefill.chunk_starts,
         prefill.snapshot_rows, prefill.snapshot_slots, out,
         mixed.stride(0), out.stride(0), recurrent_states.stride(0),
         KEY_HEADS=shape.key_heads, HEADS=heads, KEYS=shape.key_size, VALUES=shape.value_size, L2=L2_EPS,
-        PADDED_KEYS=padded_keys, BLOCK=block, SIZE=CHUNK, PRECISION=precision, num_warps=4,
+        PADDED_KEYS=padded_keys, BLOCK=block, SIZE=CHUNK, PRECISION=precision, num_warps=4, **options,
     )  # fmt: skip
     _normalize(out, projected[:, channels:], weights, shape, eps)
     return out

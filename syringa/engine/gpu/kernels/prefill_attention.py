@@ -24,9 +24,11 @@ from syringa.engine.gpu.kernels.launch import (
     pdl_launch_dependents,
     pdl_options,
     pdl_wait,
+    shared_memory,
 )
 
 ROWS = 128
+WIDE_SHARED_MEMORY = 105 << 10  # of 32 keys of 256 numbers of 16 bits in three stages
 
 
 class PrefillConfig(NamedTuple):
@@ -328,8 +330,10 @@ def has_all_keys(rows: torch.Tensor, keys: torch.Tensor) -> bool:
 def choose_config(size: int, cache: torch.dtype = torch.bfloat16) -> PrefillConfig:
     """Return the configuration measured best on an H200. The rows per tile do not depend on the arguments."""
     if size > 128:
-        keys, stages = (64, 2) if has_large_shared_memory() else (32, 3)
-        return PrefillConfig(keys=keys, warps=8, stages=stages)
+        if has_large_shared_memory():
+            return PrefillConfig(keys=64, warps=8, stages=2)
+        is_small = 0 < shared_memory() < WIDE_SHARED_MEMORY and cache.itemsize > 1
+        return PrefillConfig(keys=16 if is_small else 32, warps=8, stages=3)
     row_stages = 3 if size <= 64 else 2
     if cache.itemsize == 1:
         return PrefillConfig(keys=64, stages=4, row_stages=row_stages)
