@@ -172,7 +172,8 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         raise ModelError(f"{decoder.rotary} components of heads of {decoder.head_size} cannot be rotated")
     if decoder.heads % decoder.kv_heads:
         raise ModelError(f"{decoder.heads} attention heads cannot share {decoder.kv_heads} key-value heads")
-    for name, flags in (("layer_types", decoder.windows), ("no_rope_layers", decoder.rotated)):
+    types = decoder.linear or decoder.windows
+    for name, flags in (("layer_types", types), ("no_rope_layers", decoder.rotated)):
         if len(flags) != layers:
             raise ModelError(f"config.json has {len(flags)} {name} for {layers} layers")
     return decoder
