@@ -78,6 +78,8 @@ async def test_first_key_without_admin_rights_is_shown_before_the_page_goes(brow
         server(FakeEngine("x"), config, model=plain_model()) as http,
         open_page(browser, address(http), path="/keys") as (page, watched),
     ):
+        await page.clock.install()
+        await page.reload()
         await page.get_by_role("button", name="Create key").first.click()
         dialog = page.get_by_role("dialog", name="Create a key")
         await dialog.get_by_label("Organization", exact=True).fill("acme")
@@ -85,6 +87,7 @@ async def test_first_key_without_admin_rights_is_shown_before_the_page_goes(brow
         await expect(dialog.get_by_text("Without an administrator's key")).to_be_visible()
         await dialog.get_by_role("button", name="Create", exact=True).click()
         key = await page.get_by_role("dialog", name="Copy the key now").get_by_role("textbox").input_value()
+        await page.clock.fast_forward(60_000)
         watched.allow("40[13]")  # the lists behind the dialog are read again while the page goes
         await page.get_by_role("button", name="Sign in with it").click()
         await expect(page.get_by_role("heading", name="There is no page /keys")).to_be_visible()

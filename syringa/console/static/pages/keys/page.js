@@ -17,8 +17,10 @@ export default function KeysPage() {
   const [tab, setTab] = useState("keys");
   const [creating, setCreating] = useState(false);
   const [revoked, setRevoked] = useState(false);
-  const keys = useResource((signal) => list("/admin/keys", { revoked: revoked || null }, signal), [revoked], { interval: LIST_MS });
-  const organizations = useResource((signal) => list("/admin/organizations", {}, signal), [], { interval: LIST_MS });
+  // With the first key, lists are refused without it, and a refusal would take its dialog away.
+  const often = { interval: creating ? 0 : LIST_MS };
+  const keys = useResource((signal) => list("/admin/keys", { revoked: revoked || null }, signal), [revoked], often);
+  const organizations = useResource((signal) => list("/admin/organizations", {}, signal), [], often);
   const create = html`<${Button} variant="primary" icon="plus" onClick=${() => setCreating(true)}>Create key<//>`;
   const close = () => {
     setCreating(false);
