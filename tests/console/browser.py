@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import shutil
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -153,3 +154,10 @@ async def read_download(download: Download) -> list[str]:
     """Return the lines of a file that a page has saved."""
     path = await download.path()
     return (await asyncio.to_thread(Path(path).read_text)).splitlines()
+
+
+async def stay_within_a_day() -> None:
+    """Wait until midnight UTC has passed, if it is near."""
+    left = 86400 - time.time() % 86400
+    if left < 120:
+        await asyncio.sleep(left + 1)

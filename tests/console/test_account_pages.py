@@ -15,7 +15,7 @@ from syringa.config import Config
 from tests.chat_models import plain_model
 from tests.client import server, until
 from tests.console.axe import check_page
-from tests.console.browser import DESKTOP, PHONE, open_page, pass_time, read_download
+from tests.console.browser import DESKTOP, PHONE, open_page, pass_time, read_download, stay_within_a_day
 from tests.fake_engine import FakeEngine
 from tests.http.routes.test_admin import bearer, stored_key
 
@@ -211,6 +211,7 @@ async def test_revoked_key_signs_the_console_out(browser: Browser, config: Confi
 
 @SIZES
 async def test_usage_is_shown_by_group_and_downloaded(browser: Browser, config: Config, size: tuple[int, int]) -> None:
+    await stay_within_a_day()
     admin = await stored_key(config.database, admin=True)
     acme, lilac = await stored_key(config.database, "acme", name="web"), await stored_key(config.database, "lilac")
     async with (

@@ -14,7 +14,7 @@ from playwright.async_api import Browser, Page, Route, expect
 from syringa.config import Config
 from tests.chat_models import plain_model
 from tests.client import eventually, server, until
-from tests.console.browser import open_page
+from tests.console.browser import open_page, stay_within_a_day
 from tests.fake_engine import FakeEngine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -225,6 +225,7 @@ async def test_key_is_copied_without_a_clipboard_and_focus_returns(browser: Brow
 
 
 async def test_usage_chart_is_by_day_of_utc_and_in_the_unit_of_its_measure(browser: Browser, tmp_path: Path) -> None:
+    await stay_within_a_day()
     async with (
         server(FakeEngine("Hi!"), with_database(tmp_path), model=plain_model()) as http,
         open_page(browser, address(http), timezone_id="America/Los_Angeles") as (page, _),
@@ -253,7 +254,7 @@ async def test_completion_ends_when_its_page_is_left(browser: Browser) -> None:
     ):
         await page.get_by_role("button", name="Complete", exact=True).click()
         await expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
-        await page.get_by_role("link", name="Status").click()
+        await page.get_by_role("link", name="Status", exact=True).click()
         assert await eventually(lambda: engine.aborted)
         engine.resume()
 
