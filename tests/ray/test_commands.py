@@ -233,7 +233,7 @@ def test_serving_goes_on_without_a_head_which_is_started_again_after_the_time_th
     with started(tmp_path, RAY_gcs_rpc_server_reconnect_timeout_s="20") as cluster:
         text = cluster.complete()
         (gcs,) = cluster.find(GCS)
-        os.kill(gcs, signal.SIGKILL)
+        os.kill(gcs, signal.SIGTERM)  # as `ray stop`: Ray itself takes that for wanted
         cluster.until_logged("Ray's head has died")
         assert cluster.complete() == text
         cluster.until_logged("replica is started: ", 4)  # two lines each: that of the server, and that of the bridge

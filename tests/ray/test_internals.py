@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from syringa.ray import internals
+from syringa.ray import internals, processes
 from syringa.ray.internals import ConnectionRefused, HeadUnavailable, check_head
 from tests.ray.harness import LocalCluster, cluster_folder
 
@@ -41,6 +41,12 @@ def test_nodes_are_listed_and_drained_as_expected(cluster: LocalCluster) -> None
         "alive while it is occupied": True,
         "drained": [True, True],
     }
+
+
+def test_the_programs_by_which_a_head_and_a_node_are_watched_have_their_names(cluster: LocalCluster) -> None:
+    cluster.add("watched")
+    assert processes._runs(cluster.raylets["watched"], processes.RAYLET)
+    assert processes._runs(cluster.gcs(), processes.GCS)
 
 
 def test_a_head_that_cannot_be_used_is_described(
