@@ -324,8 +324,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             background=background,
         )
         scheduler = self.engine.scheduler
-        requests = scheduler.background if background else scheduler.interactive
-        full = len(requests.waiting) >= scheduler.limits.max_queue
+        full = not background and len(scheduler.waiting) >= scheduler.limits.max_queue
         try:
             self.engine.submit(one)
         except QueueFull:
