@@ -20,6 +20,7 @@ from syringa.engine.interface import Engine, EngineProvider
 from syringa.errors import EngineUnavailable, InvalidRequest, RequestSuspected
 from syringa.events import GenerationRequest, Usage
 from syringa.generation import Emit, count_prompt, run_generation
+from syringa.http.context import RequestContext
 from syringa.http.middleware.access_log import log_output
 from syringa.http.middleware.errors import shutdown_error
 from syringa.http.streaming.cancellation import CancelScope
@@ -105,9 +106,10 @@ class GenerationDispatcher:
             if not engine.ready:
                 await _load(engine, accounting)
 
-    def prompt_counter(self, caller: Caller, endpoint: str, request_id: str) -> CountImages:
+    def prompt_counter(self, caller: Caller, context: RequestContext) -> CountImages:
         """Return a function that counts prompts with images. Nothing is generated, so nothing is metered."""
-        return functools.partial(self._count_prompt, RequestAccounting([], caller, endpoint, request_id))
+        accounting = RequestAccounting([], caller, context.endpoint.path, context.request_id)
+        return functools.partial(self._count_prompt, accounting)
 
     async def _count_prompt(
         self, accounting: RequestAccounting, model: str, prompt: list[int], images: tuple[Image, ...]

@@ -239,7 +239,7 @@ def test_two_servers_share_pools_and_replicas_which_end_with_the_last_of_them(
 
     def state(server: Server) -> str:
         found = server.get("/admin/pools").json()["data"]
-        return next(str(each["state"]) for each in found if each["name"] == "night")
+        return next((str(each["state"]) for each in found if each["name"] == "night"), "")
 
     with cluster_with_nodes(tmp_path, "a") as cluster:
 
@@ -251,6 +251,7 @@ def test_two_servers_share_pools_and_replicas_which_end_with_the_last_of_them(
             assert "n" in replicas(first)
             with start() as second:
                 wait_for(lambda: len(ready_replicas(second)) == 2, GUARD_SECONDS)
+                wait_for(lambda: state(first) == state(second) == "active", GUARD_SECONDS)
                 close = f"{second.url}/admin/pools/night/close"  # the first one decides
                 httpx.post(close, timeout=60).raise_for_status()
                 wait_for(lambda: state(first) == state(second) == "inactive", GUARD_SECONDS)

@@ -72,8 +72,8 @@ class CompactionField(msgspec.Struct, kw_only=True):
     type: str
     content: str | None = None
     tool_changes: list[Any] | None = None
-    encrypted_content: Any = None
-    signature: Any = None
+    encrypted_content: str | None = None
+    signature: str | None = None
     cache_control: Any = None
 
 
@@ -247,6 +247,7 @@ class _Reader:
             if kind not in TOOL_CHANGES:
                 raise _unexpected(kind, where, "compaction", TOOL_CHANGES)
             self._change_tools(kind, change, where)
+            self._conversation.mark_here(read_cache_control(change.get("cache_control"), where, self._ignored))
 
     def _assistant_block(self, kind: str, given: Any, path: str) -> list[ImageSource]:
         turn = self._conversation.turn("assistant")

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from syringa.api.anthropic.tool_changes import TOOL_REFERENCES
 from syringa.api.fields.schema import doc, nullable, object_schema
 
 TOOL_NAME = "^[a-zA-Z0-9_-]{1,128}$"
@@ -100,7 +101,7 @@ _CUSTOM_TOOL = object_schema(
 _HOSTED_TOOL = object_schema(("type",), type={"type": "string", "pattern": f"^({HOSTED_TYPE})$"})
 _TOOL_NAMED = object_schema(
     ("type",),
-    type={"enum": ["tool_reference", "mcp_tool_reference", "mcp_toolset_reference"]},
+    type={"enum": list(TOOL_REFERENCES)},
     name={"type": ["string", "null"], "description": "The tool; those of MCP servers are not offered anyway."},
     server_name={"type": ["string", "null"]},
 )

@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 
 from syringa.api.decoding import convert
+from syringa.errors import InvalidRequest
 
 TOOL_CHANGES = ("tool_addition", "tool_removal")
+TOOL_REFERENCES = ("tool_reference", "mcp_tool_reference", "mcp_toolset_reference")
 
 
 class ToolChangeField(msgspec.Struct, kw_only=True):
@@ -41,9 +43,14 @@ def read_tool_change(kind: str, given: Any, path: str, ignored: list[str]) -> To
     """
     block = convert(given, ToolChangeField, path=path, ignored=ignored)
     tool = convert(block.tool, ChangedToolField, path=f"{path}.tool", ignored=ignored)
+    if tool.type == "tool_definition" and kind == "tool_addition":
+        if tool.definition is None:
+            raise InvalidRequest(f"{path}.tool.definition: required.", param=f"{path}.tool.definition")
+        return ToolChange(path=path, type=kind, tool=tool.definition)
+    if tool.type not in TOOL_REFERENCES:
+        expected = ", ".join((*TOOL_REFERENCES, *(("tool_definition",) if kind == "tool_addition" else ())))
+        raise InvalidRequest(f"{path}.tool.type: expected one of {expected}.", param=f"{path}.tool.type")
     if tool.type == "tool_reference" and tool.name is not None:
         return ToolChange(path=path, type=kind, tool=tool.name)
-    if tool.type == "tool_definition" and tool.definition is not None and kind == "tool_addition":
-        return ToolChange(path=path, type=kind, tool=tool.definition)
     ignored.append(f"{path} ({kind})")
     return None

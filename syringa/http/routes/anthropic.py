@@ -20,7 +20,6 @@ from syringa.http.dispatch import GenerationDispatcher
 from syringa.http.streaming.sse import BufferedResponse, EventStreamResponse, Framing, frame_named_event, generate_body
 from syringa.service.app_state import AppState
 
-_COUNT_TOKENS = "/v1/messages/count_tokens"
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
@@ -57,7 +56,7 @@ class AnthropicRoutes:
             self._models.for_key(caller.models),
             ignored,
             self._context(caller.organization),
-            self._dispatcher.prompt_counter(caller, _COUNT_TOKENS, request_context(request.scope).request_id),
+            self._dispatcher.prompt_counter(caller, request_context(request.scope)),
         )
         return dependencies.json(counted, dependencies.ignored_fields_header(self._config, ignored))
 

@@ -36,8 +36,6 @@ from syringa.service.app_state import AppState
 from syringa.service.responses import process_identity, recorder
 from syringa.store import ACTIVE, ItemPage, ResponseKey, StoredEvent, StoredResponse
 
-_COUNT_TOKENS = "/v1/responses/input_tokens"
-
 
 class ResponseRoutes:
     def __init__(self, runs: ResponseRuns, app_state: AppState) -> None:
@@ -159,9 +157,7 @@ class ResponseRoutes:
         body, ignored = await dependencies.read_body(request, InputTokensRequest)
         caller = dependencies.caller(request)
         models = self._runs.models.for_key(caller.models)
-        count_images = self._runs.dispatcher.prompt_counter(
-            caller, _COUNT_TOKENS, request_context(request.scope).request_id
-        )
+        count_images = self._runs.dispatcher.prompt_counter(caller, request_context(request.scope))
         async with self._runs.context(body, caller.organization) as context:
             counted = await count_input_tokens(body, models, ignored, context, count_images)
         return dependencies.json(counted, dependencies.ignored_fields_header(self._config, ignored))

@@ -52,9 +52,10 @@ FIELDS: dict[str, Any] = {
 }  # fmt: skip
 # `seed` alone, without `seeded`, was drawn by the server. DRY is refused as a whole. `opening` is a hint.
 UNUSED_SAMPLING = {"seed", "dry_base", "dry_allowed_length", "dry_breakers", "opening"}
-# These order or account for requests, and `logprob_tokens` needs `logprobs`.
+# These order or account for requests, `logprob_tokens` needs `logprobs`, and `count_only` needs images.
 UNUSED_FIELDS = {
-    "id", "sampling", "stopping", "tenant", "priority", "background", "fingerprint", "isolation", "logprob_tokens",
+    "id", "sampling", "stopping", "tenant", "priority", "background", "waited", "fingerprint", "isolation",
+    "logprob_tokens", "count_only",
 }  # fmt: skip
 
 

@@ -81,6 +81,20 @@ async def test_changes_of_tools_that_the_server_does_not_have_are_named() -> Non
     [
         ({"type": "tool_addition"}, "messages[1].content[0].tool: expected an object."),
         (
+            {"type": "tool_removal", "tool": {"type": "tool_definition", "definition": OTHER}},
+            "messages[1].content[0].tool.type: expected one of tool_reference, mcp_tool_reference,"
+            " mcp_toolset_reference.",
+        ),
+        (
+            {"type": "tool_addition", "tool": {"type": "tool_definition"}},
+            "messages[1].content[0].tool.definition: required.",
+        ),
+        ({"type": "compaction", "signature": {}}, "messages[1].content[0].signature: expected str, got object."),
+        (
+            {"type": "compaction", "tool_changes": [ADDED | {"cache_control": {}}]},
+            "messages[1].content[0].tool_changes[0].cache_control: object missing required field type.",
+        ),
+        (
             {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {"name": "x"}}},
             "messages[1].content[0].tool.definition: object missing required field input_schema.",
         ),
