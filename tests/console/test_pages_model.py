@@ -49,10 +49,12 @@ def server(embedding: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 async def visit(page: Page, name: str) -> Locator:
     """Open a page by the navigation, and return what it shows."""
-    menu = page.get_by_role("button", name="Open navigation")
+    menu = page.get_by_role("button", name="Open navigation", exact=True)
+    pages = page.get_by_role("navigation", name="Pages", exact=True)
+    await expect(menu.or_(pages).first).to_be_visible()  # the page may not have been drawn yet
     if await menu.is_visible():
         await menu.click()
-    await page.get_by_role("navigation", name="Pages").get_by_role("link", name=name, exact=True).click()
+    await pages.get_by_role("link", name=name, exact=True).click()
     await expect(page.get_by_role("heading", level=1, name=name, exact=True)).to_be_visible()
     return page.get_by_role("main")
 
