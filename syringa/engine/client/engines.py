@@ -93,10 +93,10 @@ class ModelEngines:
         self._models = {model: (key, shared[key]) for model, key in keys.items()}
         now = set(shared)
         for key, engine in self._engines.items():
-            engine.removed = key not in now
+            engine.replicas.removed = key not in now
         for key, acquire in shared.items():
             if key in self._engines:
-                self._engines[key].set_acquire(acquire)
+                self._engines[key].replicas.set_acquire(acquire)
         for key in before - now:
             self._send(ReleaseModel(key))
         for key, acquire in shared.items():
@@ -228,7 +228,7 @@ class ModelEngines:
                 self.engine(model)
         elif engine := self._engines.get(state.key):
             engine.update(state)
-            if engine.removed and state.status == "cold" and not state.replicas:
+            if engine.replicas.removed and state.status == "cold" and not state.replicas:
                 del self._engines[state.key], self._states[state.key]
                 self._suspects.pop(state.key, None)
 

@@ -135,8 +135,7 @@ class EngineHarness:
     async def ready(self, *found: ScriptedWorker, **fields: object) -> None:
         """Report these workers as ready replicas, and wait until the engine is connected to all of them."""
         self.engine.update(state("loaded", *(replica(worker, **fields) for worker in found)))
-        replicas = self.engine._replicas
-        await until(lambda: all(replicas[worker.replica].usable for worker in found))
+        await until(lambda: self.engine.replicas.usable.keys() >= {worker.replica for worker in found})
 
 
 async def begin(

@@ -167,7 +167,8 @@ async def test_load_timeout_reports_the_reason(monkeypatch: pytest.MonkeyPatch) 
         await begun.wait()
         other = server.engines.engine("fine-2")
         assert isinstance(other, ModelEngine)
-        other._load_timeout = 8.0  # the supervisor's is longer, or it might take the reason back at the same time
+        # The supervisor's is longer, or it might take the reason back at the same time.
+        other.replicas._load_timeout = 8.0
         with pytest.raises(EngineUnavailable) as caught:
             await answer(other)
         assert "within 8 seconds: 1 models are loaded, the most allowed" in caught.value.message

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 import pytest
 
-from syringa.engine.client import model_engine
+from syringa.engine.client import model_replicas
 from syringa.engine.client.model_engine import MAX_RETRIES, ModelEngine
 from syringa.engine.processes.suspects import REFUSED, fingerprint
 from syringa.errors import EngineUnavailable, InvalidRequest, RequestSuspected
@@ -139,7 +139,7 @@ async def test_lost_connection_to_a_living_worker_is_made_again(engine: ModelEng
 async def test_request_goes_on_as_soon_as_the_connection_to_its_worker_is_made_again(
     engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_engine, "REPORT_SECONDS", 600.0)
+    monkeypatch.setattr(model_replicas, "REPORT_SECONDS", 600.0)
     async with workers(1) as (worker,):
         engine.update(state("loaded", replica(worker, fingerprint="f")))
         task = asyncio.create_task(answer(engine))

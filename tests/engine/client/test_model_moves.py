@@ -88,14 +88,14 @@ async def test_request_of_silent_replica_moves_once(
         task = await begin(engine, made, 7)
         old, new = made
         silent.add(old.path)
-        engine._notify()
+        engine.replicas.notify()
         await until(lambda: new.requests)
         assert new.requests[0].isolation == "none"  # it may have waited in a queue
         new.send(8)
         await until(lambda: engine._runs["r"].progress.next_request().resumed[0].tokens == [7, 8])
         silent.clear()
         silent.add(new.path)
-        engine._notify()
+        engine.replicas.notify()
         await asyncio.sleep(0.01)
         assert len(old.requests) == 1
         new.send(9, finish=True)
@@ -110,7 +110,7 @@ async def test_request_waits_on_silent_replica_without_another(
         engine.update(state("loaded", replica(worker)))
         task = await begin(engine, [worker], 7)
         monkeypatch.setattr("syringa.engine.client.worker_client.WorkerClient.silent", property(lambda client: True))
-        engine._notify()
+        engine.replicas.notify()
         assert not engine.ready
         worker.send(8, finish=True)
         assert await task == [7, 8]
@@ -124,7 +124,7 @@ async def test_begun_request_prefers_replica_with_equal_outputs(harness: EngineH
         other.on_request = equal.on_request = answers(8)
         # Both become usable before the request looks for one.
         engine.update(state("loaded", replica(first), replica(other, fingerprint="g"), replica(equal, fingerprint="f")))
-        await until(lambda: all(each.usable for each in engine._replicas.values()))
+        await until(lambda: engine.replicas.usable.keys() == set(engine.replicas.ids))
         engine.update(state("loaded", draining, replica(other, fingerprint="g"), replica(equal, fingerprint="f")))
         assert await task == [7, 8]
         assert equal.requests
@@ -200,8 +200,8 @@ async def test_concurrent_requests_are_spread(harness: EngineHarness, engine: Mo
 async def test_connection_that_breaks_while_the_replica_lives_is_made_again(
     harness: EngineHarness, engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("syringa.engine.client.model_engine.REPORT_SECONDS", 0.01)
-    monkeypatch.setattr("syringa.engine.client.model_engine.RECONNECT_SECONDS", 600.0)  # it is asked for once
+    monkeypatch.setattr("syringa.engine.client.model_replicas.REPORT_SECONDS", 0.01)
+    monkeypatch.setattr("syringa.engine.client.model_replicas.RECONNECT_SECONDS", 600.0)  # it is asked for once
     async with workers(2) as made:
         await harness.ready(*made)
         task = await begin(engine, made, 7)
@@ -229,7 +229,7 @@ async def test_request_of_replica_that_hangs_in_a_step_is_computed_alone(
 async def test_lost_connection_of_an_idle_replica_is_made_again(
     harness: EngineHarness, engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("syringa.engine.client.model_engine.RECONNECT_SECONDS", 0.01)
+    monkeypatch.setattr("syringa.engine.client.model_replicas.RECONNECT_SECONDS", 0.01)
     async with workers(2) as made:
         await harness.ready(*made)
         made[0].die()
@@ -342,7 +342,7 @@ async def test_request_leaves_silent_replica_that_has_ended_though_it_has_moved_
         task = await begin(engine, made, 7)
         first = made[0]
         silent.add(first.path)
-        engine._notify()
+        engine.replicas.notify()
         await until(lambda: any(each.requests for each in made[1:]))
         second, third = sorted(made[1:], key=lambda worker: not worker.requests)
         second.send(8)
@@ -397,9 +397,9 @@ async def test_changed_number_of_replicas_is_reported_to_the_supervisor(
     acquire = AcquireModel(WorkerOptions(socket="", model="m"), min_replicas=2, max_replicas=3)
     async with workers(1) as made:
         await harness.ready(*made)
-        engine.set_acquire(acquire)
+        engine.replicas.set_acquire(acquire)
         assert harness.sent == [msgspec.structs.replace(acquire, opportunistic=True)]
-        engine.set_acquire(acquire)
+        engine.replicas.set_acquire(acquire)
         assert len(harness.sent) == 1
 
 

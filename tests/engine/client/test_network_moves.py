@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from syringa.engine.client import model_engine
+from syringa.engine.client import model_replicas
 from syringa.engine.client.silence import SilenceMonitor
 from syringa.engine.client.worker_client import WorkerClient
 from syringa.engine.interface import ReplicaState
@@ -38,7 +38,7 @@ class BadNetwork:
 
     async def connect(self) -> None:
         self.engine.update(self._state)
-        await until(lambda: all(each.usable for each in self.engine._replicas.values()))
+        await until(lambda: self.engine.replicas.usable.keys() == set(self.engine.replicas.ids))
 
     def run_streams(self) -> tuple[list[asyncio.Task[list[int]]], list[asyncio.Event]]:
         """Run a stream for each prompt. Return the tasks, and an event for the first token of each."""
@@ -72,8 +72,8 @@ async def network(tmp_path: Path, timers: FakeTimers, monkeypatch: pytest.Monkey
             monitor = functools.partial(SilenceMonitor, clock=time.clock, call_later=time.call_later)
             return WorkerClient(address, monitor=monitor, **options)
 
-        monkeypatch.setattr(model_engine, "WorkerClient", make_client)
-        monkeypatch.setattr(model_engine, "RECONNECT_SECONDS", 0.01)
+        monkeypatch.setattr(model_replicas, "WorkerClient", make_client)
+        monkeypatch.setattr(model_replicas, "RECONNECT_SECONDS", 0.01)
         harness = EngineHarness(tls=certificates.client)
         network = BadNetwork(proxy, near_address, core_of(far), harness)
         await network.connect()

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from syringa.config import Config, ModelSpec, Replicas
-from syringa.engine.client import model_engine
+from syringa.engine.client import model_replicas
 from syringa.engine.client.model_engine import ModelEngine
 from syringa.engine.client.silence import SilenceMonitor
 from syringa.engine.client.worker_client import WorkerClient
@@ -32,7 +32,7 @@ async def ready(server: SupervisorHarness, count: int = 3) -> dict[str, int]:
     await until(lambda: [each.status for each in server.engines.replicas("fine")].count("ready") >= count)
     engine = server.engines.engine("fine")
     assert isinstance(engine, ModelEngine)
-    await until(lambda: sum(each.usable for each in engine._replicas.values()) >= count)
+    await until(lambda: len(engine.replicas.usable) >= count)
     return processes(server)
 
 
@@ -68,7 +68,7 @@ class Streams:
 
 async def test_streams_go_on_when_one_replica_is_killed_and_another_drained(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = functools.partial(SilenceMonitor, limit=600.0)  # a replica that is only slow keeps its streams
-    monkeypatch.setattr(model_engine, "WorkerClient", functools.partial(WorkerClient, monitor=monitor))
+    monkeypatch.setattr(model_replicas, "WorkerClient", functools.partial(WorkerClient, monitor=monitor))
     async with run_supervisor(monkeypatch, MODELS, CONFIG) as server:
         moves: list[tuple[str, str, bool]] = []
         server.engines.on_move = lambda *move: moves.append(move)

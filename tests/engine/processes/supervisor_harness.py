@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from syringa.config import Config, ModelSpec, complete_spec
-from syringa.engine.client import model_engine
+from syringa.engine.client import model_replicas
 from syringa.engine.client.engines import ModelEngines
 from syringa.engine.interface import Engine
 from syringa.engine.processes import worker_process
@@ -65,7 +65,7 @@ async def run_supervisor(
 ) -> AsyncIterator[SupervisorHarness]:
     """`worker`: the module that is run as a worker. On a cluster, the test runs the bridge."""
     monkeypatch.setattr(worker_process, "WORKER_MODULE", worker)
-    monkeypatch.setattr(model_engine, "REPORT_SECONDS", REPORT_SECONDS)
+    monkeypatch.setattr(model_replicas, "REPORT_SECONDS", REPORT_SECONDS)
     with tempfile.TemporaryDirectory(prefix="syringa-test-") as folder, socket.socket() as listener:
         supervisor = Supervisor(config, models[0], listener, folder, records=records)
         supervisor.api_servers, supervisor.services = [], []
