@@ -10,7 +10,7 @@ package.
 
 from syringa.api.responses.compact import Compaction, CompactionWriter, prepare_compaction
 from syringa.api.responses.context import Cipher, Item, PreparedResponse, ResponseContext
-from syringa.api.responses.prepare import count_input_tokens, prepare_response, referenced_item_ids
+from syringa.api.responses.prepare import PreparedCount, prepare_count, prepare_response, referenced_item_ids
 from syringa.api.responses.request import CompactRequest, InputTokensRequest, ResponseRequest
 from syringa.api.responses.response_object import Response
 from syringa.api.responses.stream import StreamEvent, error_event, event_type_for_mode
@@ -23,16 +23,17 @@ __all__ = [
     "CompactionWriter",
     "InputTokensRequest",
     "Item",
+    "PreparedCount",
     "PreparedResponse",
     "Response",
     "ResponseContext",
     "ResponseRequest",
     "ResponseWriter",
     "StreamEvent",
-    "count_input_tokens",
     "error_event",
     "event_type_for_mode",
     "prepare_compaction",
+    "prepare_count",
     "prepare_response",
     "referenced_item_ids",
 ]

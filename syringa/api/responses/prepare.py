@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
 
-from syringa.api.chat.prompt import CountImages, count_prompt_tokens
+from syringa.api.chat.prompt import ChatPrompt, CountImages, count_prompt_tokens
 from syringa.api.decoding import convert
 from syringa.api.fields.common import check_metadata
 from syringa.api.fields.compatibility import read_compatibility_fields
@@ -109,14 +109,23 @@ async def prepare_response(
     )
 
 
-async def count_input_tokens(
-    body: InputTokensRequest,
-    models: Models,
-    ignored: list[str],
-    context: ResponseContext,
-    count_images: CountImages,
-) -> dict[str, Any]:
-    """Return the number of tokens of the prompt that a response would have."""
+class PreparedCount(NamedTuple):
+    """The prompt that a response would have."""
+
+    prompt: ChatPrompt
+    model: ServedModel
+    tenant: str
+
+    async def count_tokens(self, count_images: CountImages) -> dict[str, Any]:
+        """Return the number of its tokens. With images, this takes as long as loading the model."""
+        counted = await count_prompt_tokens(self.prompt, self.model, self.tenant, count_images)
+        return {"object": "response.input_tokens", "input_tokens": counted}
+
+
+async def prepare_count(
+    body: InputTokensRequest, models: Models, ignored: list[str], context: ResponseContext
+) -> PreparedCount:
+    """Render and tokenize the prompt that a response would have."""
     model = await models.find(body.model)
     check_conversation(body)
     if body.personality is not None:
@@ -146,8 +155,7 @@ async def count_input_tokens(
         tools=tools.request.use if tools.request is not None else None,
         truncate=truncate,
     )
-    counted = await count_prompt_tokens(prompt, model, context.tenant, count_images)
-    return {"object": "response.input_tokens", "input_tokens": counted}
+    return PreparedCount(prompt, model, context.tenant)
 
 
 async def _read_fields(

@@ -14,9 +14,10 @@ from starlette.responses import Response
 from syringa.api.responses import (
     CompactRequest,
     InputTokensRequest,
+    PreparedCount,
     ResponseRequest,
-    count_input_tokens,
     prepare_compaction,
+    prepare_count,
 )
 from syringa.api.responses.schemas import EMPTY_INCLUDES, HONORED_INCLUDES
 from syringa.errors import InvalidRequest, NotFound, StoreUnavailable
@@ -33,6 +34,7 @@ from syringa.http.streaming.sse import (
     generate_body,
 )
 from syringa.service.app_state import AppState
+from syringa.service.auth.keys import Caller
 from syringa.service.responses import process_identity, recorder
 from syringa.store import ACTIVE, ItemPage, ResponseKey, StoredEvent, StoredResponse
 
@@ -156,11 +158,14 @@ class ResponseRoutes:
     async def count(self, request: Request) -> Response:
         body, ignored = await dependencies.read_body(request, InputTokensRequest)
         caller = dependencies.caller(request)
-        models = self._runs.models.for_key(caller.models)
-        count_images = self._runs.dispatcher.prompt_counter(caller, request_context(request.scope))
-        async with self._runs.context(body, caller.organization) as context:
-            counted = await count_input_tokens(body, models, ignored, context, count_images)
+        prepared = await self._prepare_count(body, caller, ignored)
+        counted = await prepared.count_tokens(self._runs.dispatcher.prompt_counter(caller, request_context(request.scope)))
         return dependencies.json(counted, dependencies.ignored_fields_header(self._config, ignored))
+
+    async def _prepare_count(self, body: InputTokensRequest, caller: Caller, ignored: list[str]) -> PreparedCount:
+        """Read the history and render the prompt. At the end, the history no longer takes memory."""
+        async with self._runs.context(body, caller.organization) as context:
+            return await prepare_count(body, self._runs.models.for_key(caller.models), ignored, context)
 
     async def compact(self, request: Request) -> Response:
         body, ignored = await dependencies.read_body(request, CompactRequest)

@@ -9,7 +9,7 @@ import pytest
 
 from syringa.api.decoding import convert
 from syringa.api.models.served_model import FixedModels
-from syringa.api.responses import InputTokensRequest, count_input_tokens
+from syringa.api.responses import InputTokensRequest, prepare_count
 from syringa.errors import InvalidRequest
 from syringa.types import Image
 from tests.api.responses.helpers import context, prepare, prompt, prompt_of, respond, run_generation, stream, to_json
@@ -241,7 +241,8 @@ async def no_images(model: str, prompt: list[int], images: tuple[Image, ...]) ->
 async def count_tokens(body: dict[str, Any], ignored: list[str] | None = None) -> dict[str, Any]:
     names = [] if ignored is None else ignored
     models = FixedModels([tool_model()])
-    return await count_input_tokens(convert(body, InputTokensRequest), models, names, context(), no_images)
+    prepared = await prepare_count(convert(body, InputTokensRequest), models, names, context())
+    return await prepared.count_tokens(no_images)
 
 
 @pytest.mark.parametrize(
@@ -254,14 +255,14 @@ async def count_tokens(body: dict[str, Any], ignored: list[str] | None = None) -
         {"input": "hello", "chat_template_kwargs": {"enable_thinking": False}},
     ],
 )
-async def test_count_input_tokens_equals_prompt_of_response(body: dict[str, Any]) -> None:
+async def test_counted_input_tokens_equal_the_prompt_of_the_response(body: dict[str, Any]) -> None:
     count = await count_tokens(body)
     validate_openai(count, "TokenCountsResource")
     call = await prepare(body, model=tool_model())
     assert count["input_tokens"] == len(call.request.prompts[0])
 
 
-async def test_count_input_tokens_rejects_and_reports_fields() -> None:
+async def test_counting_input_tokens_rejects_and_reports_fields() -> None:
     with pytest.raises(InvalidRequest) as caught:
         await count_tokens({"input": "x", "conversation": "c", "previous_response_id": "r"})
     assert caught.value.param == "previous_response_id"

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from syringa.service.responses import history
+from syringa.types import ModelInfo
+from tests.chat_models import vision_model
+from tests.client import eventually
 from tests.fake_engine import FakeEngine
 from tests.http.responses_client import PATH, responses_client, text_of
 from tests.store.helpers import read, statements, write
 
 KEYS = ("first", "second")
+IMAGE = {
+    "type": "input_image",
+    "image_url": "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAA"
+    "AAAElFTkSuQmCC",
+}
 
 
 @pytest.fixture
@@ -91,6 +101,39 @@ async def test_responses_are_added_to_their_conversation(database: str) -> None:
         assert [part["text"] for item in listed for part in item["content"]] == [
             *("before", "yes", "one", "hello", "two", "hello", "three", "hello")
         ]
+
+
+class ColdEngine(FakeEngine):
+    """An engine whose model is loaded only when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__("hello")
+        self.waits, self.loaded = False, asyncio.Event()
+
+    async def wait_ready(self, *, background: bool = False) -> ModelInfo:
+        self.waits = True
+        await self.loaded.wait()
+        self.ready = True
+        return await super().wait_ready(background=background)
+
+
+async def test_history_takes_no_memory_while_a_model_is_loaded_to_count_images(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "MEMORY_BYTES", 1)  # then one history of the largest size fits
+    engine = ColdEngine()
+    async with responses_client(file, engine, model=vision_model(), history_max_bytes=1000) as http:
+        before = (await http.respond("x" * 600))["id"]
+        engine.ready = False
+        body = {"input": [{"role": "user", "content": [IMAGE]}], "previous_response_id": before}
+        counting = asyncio.create_task(http.post(f"{PATH}/input_tokens", json=body))
+        assert await eventually(lambda: engine.waits)
+        other = {"input": "y", "previous_response_id": before}
+        counted = await asyncio.wait_for(http.post(f"{PATH}/input_tokens", json=other), 60)
+        assert counted.status_code == 200, counted.text
+        assert not counting.done()
+        engine.loaded.set()
+        assert (await counting).status_code == 200
 
 
 async def test_chain_from_a_conversation_keeps_its_earlier_items(database: str) -> None:
