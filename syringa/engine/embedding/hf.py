@@ -13,10 +13,12 @@ import torch
 
 from syringa.engine.cpu.native import Kernels
 from syringa.engine.embedding.batch import PackedBatch, similar_lengths
+from syringa.engine.loading.loaded_model import Progress
 from syringa.engine.loading.precision import check_host_memory
 from syringa.engine.models.hf.definition import first_line
 from syringa.engine.models.hf.int8 import quantize_linears
 from syringa.engine.models.hf.model import FOREIGN_ERRORS
+from syringa.engine.models.hf.progress import WeightProgress
 from syringa.errors import ModelError
 from syringa.modelfiles import EmbeddingSpec, ModelFiles
 
@@ -87,9 +89,14 @@ class HFScorer(PaddedModel):
 
 
 def load_hf_encoder(
-    files: ModelFiles, spec: EmbeddingSpec, dtype: str, kernels: Kernels | None, device: torch.device
+    files: ModelFiles,
+    spec: EmbeddingSpec,
+    dtype: str,
+    kernels: Kernels | None,
+    device: torch.device,
+    progress: Progress | None = None,
 ) -> tuple[HFEncoder | HFScorer, int]:
-    """Load a model, and return it with its number of weights.
+    """Load a model, and return it with its number of weights. `progress` gets the number of parameters read.
 
     Raise `ModelError` with the reason if it cannot be run.
     """
@@ -103,7 +110,8 @@ def load_hf_encoder(
         ) from None
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    model, padding = _load(transformers, files, spec, dtype)
+    with WeightProgress(progress).reading():
+        model, padding = _load(transformers, files, spec, dtype)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if dtype == "int8":
         assert kernels is not None  # checked by choose_dtype

@@ -81,7 +81,7 @@ def load_embedding_model(
     if native:
         model, parameters = _load_native(files, description, spec, dtype, kernels, device, length, progress)
     else:
-        model, parameters = _load_hf(files, spec, dtype, kernels, device)
+        model, parameters = _load_hf(files, spec, dtype, kernels, device, progress)
     info = ModelInfo(
         architecture=spec.architecture,
         dtype=dtype,
@@ -115,6 +115,8 @@ def _load_native(
         if progress:
             progress(next(done), config["num_hidden_layers"])
 
+    if progress:
+        progress(0, config["num_hidden_layers"])
     if is_native_encoder(config):
         prefixed = PrefixedWeights(weights, files.path, read_encoder_config(config).prefix)
         reader = LayerReader(prefixed, files.path, dtype, kernels, device)
@@ -192,9 +194,14 @@ def _classifier(config: dict[str, Any], reader: LayerReader) -> tuple[Pooling, l
 
 
 def _load_hf(
-    files: ModelFiles, spec: EmbeddingSpec, dtype: str, kernels: Kernels | None, device: torch.device
+    files: ModelFiles,
+    spec: EmbeddingSpec,
+    dtype: str,
+    kernels: Kernels | None,
+    device: torch.device,
+    progress: Progress | None,
 ) -> tuple[EmbeddingModel, int]:
-    encoder, parameters = load_hf_encoder(files, spec, dtype, kernels, device)
+    encoder, parameters = load_hf_encoder(files, spec, dtype, kernels, device, progress)
     if isinstance(encoder, HFScorer):
         return encoder, parameters
     reader = LayerReader(SafetensorsWeights(Path(files.path)), files.path, "fp32", kernels, device)

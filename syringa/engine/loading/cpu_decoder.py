@@ -83,6 +83,8 @@ def load_cpu_decoder(
         if progress:
             progress(done, config.layers + 1)
 
+    if progress:
+        progress(0, config.layers + 1)
     head = make_linear([EMBEDDING if config.tied else "lm_head.weight"], None)
     if config.tied and isinstance(head, BlockLinear):
         embedding: Embedding = BlockEmbedding(head)

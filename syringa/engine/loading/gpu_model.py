@@ -57,7 +57,7 @@ def load_on_gpu(
         from syringa.engine.models.hf.model import load_hf_model
 
         threads = options.threads or available_cores()  # images are processed on the CPU
-        found = load_hf_model(files, description, "bf16", None, length, threads, device, ops)
+        found = load_hf_model(files, description, "bf16", None, length, threads, device, ops, progress)
         assert found.gpu is not None
         wrapped = wrap_gpu_model(
             found.gpu, description, found.parameters, "bf16", started, options.threads, found.vision
@@ -125,6 +125,8 @@ def load_native_on_gpu(
         if progress:
             progress(next(done), config.layers)
 
+    if progress:
+        progress(0, config.layers)
     kind = torch.float32 if dtype == "fp32" else torch.bfloat16
     decoder = load_gpu_decoder(
         config,

@@ -73,7 +73,7 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     else:
         from syringa.engine.models.hf.model import load_hf_model
 
-        found = load_hf_model(files, description, dtype, kernels, length, threads)
+        found = load_hf_model(files, description, dtype, kernels, length, threads, progress=progress)
         model, cache, parameters, vocabulary, vision, _ = found
     info = ModelInfo(
         architecture=description.architecture,

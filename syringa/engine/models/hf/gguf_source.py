@@ -108,8 +108,11 @@ class GgufSource:
                 found[name] = LazyParameter(self.weights, name, tensor.shape, lock)
         return found
 
-    def pack_layers(self, model: Any, kernels: Kernels) -> None:
-        """Replace layers of the loaded model by ones with the blocks of the file."""
+    def pack_layers(self, model: Any, kernels: Kernels, advance: Callable[[], None] = lambda: None) -> None:
+        """Replace layers of the loaded model by ones with the blocks of the file.
+
+        `advance` is called with each linear layer.
+        """
         packed: dict[str, BlockLinear] = {}
 
         def pack(parameter: str, bias: torch.Tensor | None) -> BlockLinear:
@@ -120,6 +123,7 @@ class GgufSource:
 
         for name, parameter in self.linears.items():
             model.set_submodule(name, HFNativeLinear(pack(parameter, model.get_submodule(name).bias)))
+            advance()
         if self.embedding is not None:
             parameter = f"{self.embedding}.weight"
             linear = packed.get(parameter) or pack(parameter, None)  # a tied output layer has the same weights

@@ -73,12 +73,18 @@ def _experts(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: t
     return out.sum(1)
 
 
-def quantize_linears(model: Any, kernels: Kernels, keep: Collection[nn.Module] = ()) -> None:
+def quantize_linears(
+    model: Any,
+    kernels: Kernels,
+    keep: Collection[nn.Module] = (),
+    advance: Callable[[], None] = lambda: None,
+) -> None:
     """Quantize linear layers and experts to int8 one by one, so that the model is never held twice.
 
     Layers that are quantized already (`packed_layers.py`) stay as they are.
 
     Embeddings keep their weights and return fp32. The modules in `keep` stay as they are, including their children.
+    `advance` is called with each linear layer.
     """
     from transformers.pytorch_utils import Conv1D
 
@@ -90,6 +96,7 @@ def quantize_linears(model: Any, kernels: Kernels, keep: Collection[nn.Module] =
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and name not in ROUTERS:
                 setattr(parent, name, HFNativeLinear(Int8Linear(kernels, child.weight, child.bias)))
+                advance()
             elif type(child) is Conv1D:
                 setattr(parent, name, HFNativeLinear(Int8Linear(kernels, child.weight.t(), child.bias)))
             elif is_experts_module(child) and not hasattr(child, "native_experts"):

@@ -21,7 +21,7 @@ from syringa.engine.gpu import device as gpu_device
 from syringa.engine.gpu.cache import GpuCacheShape
 from syringa.engine.gpu.model import GpuModel
 from syringa.engine.gpu.ops.base import GpuOps
-from syringa.engine.loading.loaded_model import CacheShape
+from syringa.engine.loading.loaded_model import CacheShape, Progress
 from syringa.engine.loading.precision import check_host_memory
 from syringa.engine.models.decoder import Model
 from syringa.engine.models.hf import attention as hf_attention
@@ -40,6 +40,7 @@ from syringa.engine.models.hf.attention import (
 from syringa.engine.models.hf.batch_check import check_batching
 from syringa.engine.models.hf.definition import HFDefinition, find_definition, first_line, layer_types
 from syringa.engine.models.hf.gguf_source import GgufSource
+from syringa.engine.models.hf.progress import WeightProgress, count_linears
 from syringa.engine.models.hf.quantized_source import dequantized_state_dict
 from syringa.engine.models.hf.vision import HFVisionLanguageModel
 from syringa.engine.vision.image_reader import ImageReader
@@ -102,14 +103,17 @@ def load_hf_model(
     threads: int,
     device: torch.device | None = None,
     ops: GpuOps | None = None,
+    progress: Progress | None = None,
 ) -> LoadedHFModel:
     """Load a model on the CPU, or on `device` with the GPU kernels (on a CPU device, their references).
+
+    `progress` gets the number of parameters that were read and of layers that were converted, and their total.
 
     Raise `ModelError` with the reason if the model cannot be run, nearly always before its weights are read.
     """
     _prepare_transformers(description.architecture)
     try:
-        return _load_hf_model(files, description, dtype, kernels, length, threads, device, ops)
+        return _load_hf_model(files, description, dtype, kernels, length, threads, device, ops, progress)
     except UnsupportedModel as reason:
         raise ModelError(f"{description.architecture} cannot be run: {reason}") from None
 
@@ -146,6 +150,7 @@ def _load_hf_model(
     threads: int,
     device: torch.device | None,
     ops: GpuOps | None,
+    progress: Progress | None,
 ) -> LoadedHFModel:
     definition = find_definition(files, description)
     family, vocabulary = definition.family, definition.config.get_text_config().vocab_size
@@ -168,15 +173,20 @@ def _load_hf_model(
         state_dict = gguf.state_dict(half)
     elif description.config.get("quantization_config") is not None:
         state_dict = dequantized_state_dict(files, description.config, half)
-    model = _load_weights(definition, files, state_dict, half, length)
+    converts = dtype in ("int8", "gguf") and device is None
+    counted = WeightProgress(progress, count_linears(unloaded) if converts else 0)
+    with counted.reading():
+        model = _load_weights(definition, files, state_dict, half, length)
     layers = layers or probe_layers(model)
     if device is not None:
         return _move_to_gpu((model, layers, vocabulary, length, device, ops), parameters, reader, threads)
-    if dtype in ("int8", "gguf"):
+    if converts:
         assert kernels is not None  # checked by choose_dtype
         if gguf is not None:
-            gguf.pack_layers(model, kernels)
-        hf_int8.quantize_linears(model, kernels, hf_vision.towers_for_int8(model, family) if family else ())
+            gguf.pack_layers(model, kernels, counted.advance)
+        keep = hf_vision.towers_for_int8(model, family) if family else ()
+        hf_int8.quantize_linears(model, kernels, keep, counted.advance)
+        counted.finish()
     hf_model: Model = HFModel(model, layers, kernels)
     vision = None
     if family and reader:
