@@ -7,7 +7,7 @@ An endpoint builds a `GenerationRequest`, each prompt of it becomes an `EngineRe
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 ModelKind = Literal["generate", "embed", "score"]
 ErrorKind = Literal["engine", "grammar", "overload", "out_of_memory", "no_token", "unavailable"]
 Isolation = Literal["none", "start", "full"]
+LoadPhase = Literal["queued", "fetching", "starting", "weights", "warmup"]  # in this order
 """How long a request is computed alone: not, until its first token, or to its end."""
 
 
@@ -221,3 +222,17 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     load_seconds: float
     kind: ModelKind = "generate"
     dimensions: int = 0  # of an embedding model's vectors; the number of labels where the kind is "score"
+
+
+class LoadProgress(msgspec.Struct, frozen=True, array_like=True):
+    """How far a model is in being loaded."""
+
+    phase: LoadPhase
+    fraction: float | None = None  # of the phase that is done; None: not known
+
+
+class ModelLoading(NamedTuple):
+    """A model that is being loaded."""
+
+    progress: LoadProgress
+    seconds: float  # since loading was asked for

@@ -9,7 +9,15 @@ import msgspec
 
 from syringa.fleet.provider import LOCAL_NODE
 from syringa.fleet.status import FleetStatus, NodeStatus
-from syringa.types import EmbeddingRequest, EmbeddingResult, EngineDelta, EngineRequest, EngineStats, ModelInfo
+from syringa.types import (
+    EmbeddingRequest,
+    EmbeddingResult,
+    EngineDelta,
+    EngineRequest,
+    EngineStats,
+    ModelInfo,
+    ModelLoading,
+)
 
 DeltaHandler = Callable[[EngineDelta], bool]
 """Handle a delta, and return whether no more deltas are wanted. An exception ends the request.
@@ -113,6 +121,10 @@ class EngineProvider(Protocol):
         """Return why a model waits, hangs or failed, without waiting. It may name files of the server."""
         ...
 
+    def loading(self, model: str) -> ModelLoading | None:
+        """Return how far a model is in being loaded, without waiting; None: it is not, or that is not known."""
+        ...
+
     def worker_counts(self, model: str) -> WorkerCounts:
         """Return what was counted of a model's workers, without waiting."""
         ...
@@ -160,6 +172,9 @@ class SingleEngineProvider:
 
     def reason(self, model: str) -> str:
         return ""
+
+    def loading(self, model: str) -> ModelLoading | None:
+        return None
 
     def worker_counts(self, model: str) -> WorkerCounts:
         return WorkerCounts()

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from syringa.fleet.provider import Node
-from syringa.types import EngineStats, ModelInfo
+from syringa.types import EngineStats, LoadProgress, ModelInfo
 
 NO_STATS = EngineStats()
 
@@ -106,6 +106,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
     started_at: float = 0.0
     name: str = ""
     version: str = ""
+    loading: LoadProgress | None = None  # of one that is loading
 
 
 class FleetReport(msgspec.Struct, frozen=True, tag=True, array_like=True):

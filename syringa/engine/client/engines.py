@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -37,7 +38,7 @@ from syringa.engine.processes.probes import probe_path
 from syringa.engine.structured_output.probe_protocol import ProbeOptions
 from syringa.errors import EngineUnavailable
 from syringa.fleet.status import FleetStatus
-from syringa.types import Grammar, ModelInfo
+from syringa.types import Grammar, ModelInfo, ModelLoading
 
 OnMove = Callable[[str, MoveReason, bool], None]
 """Called with each move of a request: model, reason, and whether the replicas have the same fingerprint."""
@@ -155,6 +156,13 @@ class ModelEngines:
         key, _ = self._models.get(model, ("", None))
         state = self._states.get(key)
         return state.reason if state else ""
+
+    def loading(self, model: str) -> ModelLoading | None:
+        key, _ = self._models.get(model, ("", None))
+        state = self._states.get(key)
+        if state is None or state.loading is None:
+            return None
+        return ModelLoading(state.loading, max(0.0, time.monotonic() - state.loading_since))
 
     def worker_counts(self, model: str) -> WorkerCounts:
         key, _ = self._models.get(model, ("", None))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from syringa.engine.interface import ReplicaState
+from syringa.engine.processes.model_state import QUEUED
+from syringa.engine.processes.worker_process import STARTING
 from syringa.fleet.bridge_protocol import LaunchReplica, ReplicaLoad, ReplicaPhase, ReplicaReport, load_of
 from syringa.fleet.provider import Replica, ReplicaCondition
+from syringa.types import LoadProgress
 
 _CONDITIONS: dict[ReplicaPhase, ReplicaCondition] = {
     "queued": "queued",
@@ -63,6 +66,13 @@ class ClusterReplica:
     def usable(self) -> bool:
         """Whether it serves requests or is about to."""
         return self.phase != "draining"
+
+    @property
+    def progress(self) -> LoadProgress:
+        """How far it is in being loaded."""
+        if self.phase == "fetching":
+            return LoadProgress("fetching")
+        return (self._report.loading or STARTING) if self.phase == "loading" else QUEUED
 
     def idle_seconds(self, now: float) -> float:
         """Return the time since its last request; 0 while it is in use or does not serve."""

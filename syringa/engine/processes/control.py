@@ -24,6 +24,7 @@ from syringa.engine.interface import LoadStatus, ReplicaState
 from syringa.engine.structured_output.probe_protocol import ProbeOptions
 from syringa.engine.worker.options import WorkerOptions
 from syringa.fleet.status import FleetStatus
+from syringa.types import LoadProgress
 
 M = TypeVar("M")
 
@@ -105,6 +106,8 @@ class WorkerState(msgspec.Struct, frozen=True, tag=True, array_like=True):
     crashes: int = 0
     replicas: list[ReplicaState] = []
     idle_timeout: float = 0.0  # see `AcquireModel`
+    loading: LoadProgress | None = None  # while the status is "loading"
+    loading_since: float = 0.0  # `time.monotonic`
 
 
 class Suspects(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -148,7 +151,9 @@ def merge_requests(first: AcquireModel, other: AcquireModel) -> AcquireModel:
 
 def worker_key(options: WorkerOptions) -> str:
     """Return the key of a model: a hash of the options of its workers without what differs between processes."""
-    plain = msgspec.structs.replace(options, socket="", health_fd=-1, gpu="", listen="", tls=None, free_memory=0)
+    plain = msgspec.structs.replace(
+        options, socket="", health_fd=-1, progress_bar=True, gpu="", listen="", tls=None, free_memory=0
+    )
     return hashlib.blake2b(msgspec.json.encode(plain), digest_size=12).hexdigest()
 
 

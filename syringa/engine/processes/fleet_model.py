@@ -12,9 +12,10 @@ from syringa.engine.processes.bridge_provider import BridgeProvider
 from syringa.engine.processes.cluster_replica import ClusterReplica
 from syringa.engine.processes.control import AcquireModel, WorkerState
 from syringa.engine.processes.memory import memory_needs
-from syringa.engine.processes.model_state import ModelState
+from syringa.engine.processes.model_state import ModelState, furthest
 from syringa.engine.worker.options import WorkerOptions
 from syringa.fleet.decisions import ModelTarget
+from syringa.types import LoadProgress
 
 CPU_DTYPES = ("int8", "gguf", "fp32")
 
@@ -66,6 +67,10 @@ class FleetModel(ModelState):
         if status in ("loaded", "cold"):
             return ""
         return next((each.report.reason for each in self.replicas if each.report.reason), self.wait_reason)
+
+    @property
+    def progress(self) -> LoadProgress:
+        return furthest(each.progress for each in self.replicas)
 
     def replica_states(self) -> list[ReplicaState]:
         return [each.state() for each in self.replicas]

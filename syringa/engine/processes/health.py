@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
+from syringa.types import LoadPhase, LoadProgress
+
 BEAT_SECONDS = 1.0
 FINGERPRINT_BYTES = 16
 MAX_FINGERPRINTS = 2048  # further ones are not recorded
@@ -22,11 +24,14 @@ MAX_FINGERPRINTS = 2048  # further ones are not recorded
 WorkerPhase = Literal["loading", "serving"]
 
 _PHASES: tuple[WorkerPhase, ...] = ("loading", "serving")
+_LOAD_PHASES: tuple[LoadPhase, ...] = ("starting", "weights", "warmup")  # of a worker, in this order
 _BEAT = struct.Struct("=d")
 _STEP = struct.Struct("=Qd?")  # number, start, whether it is running
 _PHASE = struct.Struct("=B")
 _COUNT = struct.Struct("=I")
-_BEAT_AT, _STEP_AT, _PHASE_AT, _COUNT_AT, _FINGERPRINTS_AT = 0, 8, 32, 36, 40
+_LOADING = struct.Struct("Q")  # phase and hundredths, in one word: other processes never see a part of it
+_UNKNOWN = 255  # instead of hundredths
+_BEAT_AT, _STEP_AT, _PHASE_AT, _COUNT_AT, _LOADING_AT, _FINGERPRINTS_AT = 0, 8, 32, 36, 40, 48
 _SIZE = _FINGERPRINTS_AT + MAX_FINGERPRINTS * FINGERPRINT_BYTES
 
 
@@ -46,6 +51,7 @@ class HealthPage:
         self._clock = clock
         self._step = 0
         self._running: tuple[bytes, ...] = ()
+        self._loading = (0, -1)  # phase and hundredths; -1: not known
 
     # The worker's side
 
@@ -63,6 +69,15 @@ class HealthPage:
 
     def set_phase(self, phase: WorkerPhase) -> None:
         _PHASE.pack_into(self._map, _PHASE_AT, _PHASES.index(phase))
+
+    def report_loading(self, phase: LoadPhase, done: int = 0, total: int = 0) -> None:
+        """Record how far loading is, without a total only its phase. What would be a step back is left out."""
+        self.begin_step()
+        hundredths = min(100 * done // total, 100) if total > 0 else -1
+        loading = _LOAD_PHASES.index(phase), hundredths
+        if loading > self._loading:
+            self._loading = loading
+            _LOADING.pack_into(self._map, _LOADING_AT, loading[0] << 8 | (_UNKNOWN if hundredths < 0 else hundredths))
 
     def set_running(self, fingerprints: Iterable[bytes]) -> None:
         """Record the fingerprints of the requests that the worker computes or prepares."""
@@ -82,6 +97,13 @@ class HealthPage:
         step, started_at, running = _STEP.unpack_from(self._map, _STEP_AT)
         (phase,) = _PHASE.unpack_from(self._map, _PHASE_AT)
         return WorkerHealth(_PHASES[phase], beat_at, step, started_at if running else None)
+
+    def loading(self) -> LoadProgress:
+        """Return how far the worker is in loading its model."""
+        (word,) = _LOADING.unpack_from(self._map, _LOADING_AT)
+        phase, hundredths = _LOAD_PHASES[word >> 8], word & 0xFF
+        # Without a report yet, the word is 0.
+        return LoadProgress(phase, None if hundredths == _UNKNOWN or phase == "starting" else hundredths / 100)
 
     def running(self) -> list[bytes]:
         """Return the fingerprints of the requests that the worker computes, or computed when it died."""

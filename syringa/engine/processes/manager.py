@@ -225,6 +225,8 @@ class WorkerManager:
         if worker.watch(self._limits, now, f"model={worker.model.name} replica={worker.id}"):
             worker.model.hangs += worker.hanging
             self._set_phase(worker, worker.phase, HANGING if worker.hanging else "")
+        if worker.phase == "loading" and worker.notice_progress(now) and worker.model.status == "loading":
+            self._publish(worker.model.state())
         if worker.phase == "ready":
             worker.request_stats(now, self._stats_interval)
         elif worker.phase == "unloading" and now > worker.unload_deadline + UNLOAD_SECONDS:

@@ -6,9 +6,9 @@ import math
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, get_args
 
 from syringa.engine.interface import LoadStatus, ReplicaState
 from syringa.engine.processes import managed_process
@@ -16,10 +16,18 @@ from syringa.engine.processes.control import AcquireModel, SupervisorReport, Sus
 from syringa.engine.processes.suspects import SuspectTable
 from syringa.engine.worker.options import WorkerOptions
 from syringa.fleet.status import FleetStatus
-from syringa.types import ModelInfo
+from syringa.types import LoadPhase, LoadProgress, ModelInfo
+
+QUEUED = LoadProgress("queued")
 
 _MAX_NAME = 40
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def furthest(progress: Iterable[LoadProgress]) -> LoadProgress:
+    """Return the progress of the replica that is ahead; without any, that of a model that waits for one."""
+    phases: tuple[LoadPhase, ...] = get_args(LoadPhase)
+    return max(progress, key=lambda each: (phases.index(each.phase), each.fraction or 0.0), default=QUEUED)
 
 
 class ModelState(ABC):
@@ -36,6 +44,8 @@ class ModelState(ABC):
         self.hangs = self.crashes = 0  # see `WorkerCounts`
         self.suspects = SuspectTable(clock)
         self._backoff = managed_process.MIN_BACKOFF_SECONDS
+        self._clock = clock
+        self._loading_since: float | None = None
 
     def configure(self, request: AcquireModel) -> None:
         self.name = request.name or self.name
@@ -58,6 +68,11 @@ class ModelState(ABC):
     def reason(self) -> str:
         """Why the model waits, hangs or failed."""
 
+    @property
+    @abstractmethod
+    def progress(self) -> LoadProgress:
+        """How far it is in being loaded; of several replicas, the one that is ahead. For the status "loading"."""
+
     @abstractmethod
     def replica_states(self) -> list[ReplicaState]:
         """Return the replicas that have not ended."""
@@ -72,14 +87,22 @@ class ModelState(ABC):
         return self.status == "failed"
 
     def state(self) -> WorkerState:
+        """Return what API servers know of it. Called with every change, so it knows since when the model loads."""
+        status = self.status
+        if status != "loading":
+            self._loading_since = None
+        elif self._loading_since is None:
+            self._loading_since = self._clock()
         return WorkerState(
             self.key,
-            self.status,
+            status,
             self.reason,
             self.hangs,
             self.crashes,
             self.replica_states(),
             self.idle_timeout,
+            self.progress if status == "loading" else None,
+            self._loading_since or 0.0,
         )
 
     def suspects_message(self) -> Suspects:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from syringa.engine.interface import LoadStatus, ReplicaState
 from syringa.engine.processes import eviction
-from syringa.engine.processes.model_state import ModelState
+from syringa.engine.processes.model_state import ModelState, furthest
 from syringa.engine.worker.options import WorkerOptions
+from syringa.types import LoadProgress
 
 if TYPE_CHECKING:
     from syringa.engine.processes.handle import WorkerHandle
@@ -54,6 +55,10 @@ class ModelWorkers(ModelState):
     @property
     def reason(self) -> str:
         return "" if self.status == "loaded" else next((each.reason for each in self.replicas if each.reason), "")
+
+    @property
+    def progress(self) -> LoadProgress:
+        return furthest(each.progress for each in self.replicas if each.phase == "loading")
 
     def replica_states(self) -> list[ReplicaState]:
         return [each.state() for each in self.replicas if each.phase not in ("cold", "failed")]

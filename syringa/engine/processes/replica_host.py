@@ -131,6 +131,7 @@ class ReplicaHost:
             reason=reason,
             grace=self._grace,
             hangs=self._hangs,
+            loading=worker.progress if phase == "loading" else None,
         )
 
     def drain(self, grace: float) -> None:
@@ -195,6 +196,8 @@ class ReplicaHost:
             return
         if worker.watch(self._limits, now, self._where):
             self._hangs += worker.hanging
+        if self._phase == "loading":
+            worker.notice_progress(now)
         if self._phase == "draining" and now > self._drain_deadline:
             if now > self._drain_deadline + UNLOAD_SECONDS:
                 worker.process.kill()

@@ -21,12 +21,14 @@ from syringa.engine.processes.control import MessageConnection
 from syringa.engine.processes.health import HealthPage, create_page
 from syringa.engine.vllm.launch import spawn_vllm_worker
 from syringa.engine.worker.options import WorkerOptions
-from syringa.types import EngineStats
+from syringa.types import EngineStats, LoadProgress
 
 logger = logging.getLogger("syringa.supervisor")
 
 WORKER_MODULE = "syringa.engine.worker.server"
 STATS_SECONDS = 1.0  # interval of stats requests to a worker
+PROGRESS_SECONDS = 0.2  # in which progress of loading is noticed at most once, unless a phase begins
+STARTING = LoadProgress("starting")
 UNLOAD_SECONDS = 10.0  # for an idle worker to exit
 DRAIN_MARGIN_SECONDS = 2.0  # after the grace period of a drain, for API servers to move the remaining requests
 
@@ -56,6 +58,8 @@ class WorkerProcess:
         self.watched_from = -math.inf  # see `watchdog.assess`
         self.hanging = False  # whether it does not respond
         self.kill_reason = ""  # why the watchdog has killed it
+        self.progress = STARTING  # while it loads
+        self._progress_at = -math.inf
 
     @property
     def reason_file(self) -> str:
@@ -64,6 +68,7 @@ class WorkerProcess:
     def launch(self, spawn: Spawn, options: WorkerOptions, now: float) -> None:
         """Start the process, with a health page of its own. `options` have its socket."""
         self.socket, self.watched_from = options.socket, now
+        self.progress, self._progress_at = STARTING, -math.inf
         health_fd = create_page()
         self.health = HealthPage(health_fd)
         try:
@@ -118,6 +123,17 @@ class WorkerProcess:
             self.kill_reason = verdict.reason
             self.process.kill()  # also ends a stopped process
         return begins
+
+    def notice_progress(self, now: float) -> bool:
+        """Find out how far it is in loading its model. Return whether `progress` has changed."""
+        assert self.health is not None
+        progress = self.health.loading()
+        if progress == self.progress:
+            return False
+        if progress.phase == self.progress.phase and now < self._progress_at + PROGRESS_SECONDS:
+            return False
+        self.progress, self._progress_at = progress, now
+        return True
 
     def running(self) -> list[bytes]:
         """Return the fingerprints of the requests that it computes, or computed when it died."""

@@ -14,7 +14,8 @@ from syringa.config.engines import parallel_gpus
 from syringa.config.specs import EngineName
 from syringa.engine.client.transport import Address
 
-PER_PROCESS = ("socket", "model", "health_fd", "gpu", "listen", "tls", "free_memory")  # what has no setting of its name
+# What has no setting of its name.
+PER_PROCESS = ("socket", "model", "health_fd", "progress_bar", "gpu", "listen", "tls", "free_memory")
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +44,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
     health_fd: int = -1  # file descriptor of the health page; -1: without a supervisor
+    progress_bar: bool = True  # show on a terminal how far loading is
     gpu: str = ""  # the GPU to use, a value of CUDA_VISIBLE_DEVICES; empty: the first that is visible
     listen: str = ""  # address for clients of other machines, "tcp:HOST:PORT"; port 0: one that is free
     tls: TlsFiles | None = None  # certificate and key of this node, which `listen` needs

@@ -309,7 +309,7 @@ def main() -> None:
     health = report_health(options)
     try:
         listeners = open_listeners(options)
-        core, ready = load_engine(options, on_progress=health.begin_step)
+        core, ready = load_engine(options, health.report_loading)
     except StartupError as error:
         managed_process.exit_with_reason(error.message, exit_status(error), options.reason_file)
     except (MemoryError, RuntimeError) as error:

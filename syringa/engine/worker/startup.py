@@ -16,6 +16,7 @@ from syringa.engine.cpu.features import release_memory
 from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import SyringaError
 from syringa.modelfiles import EmbeddingSpec, ModelFiles, forget_gguf, load_tokenizer, locate, read_embedding_spec
+from syringa.types import LoadPhase
 
 if TYPE_CHECKING:
     from syringa.engine.loading.loaded_model import LoadOptions
@@ -24,13 +25,16 @@ if TYPE_CHECKING:
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 512, 8192
 READ_AHEAD_BYTES = 1 << 20  # of one request: systems limit its size
 
+ReportLoading = Callable[[LoadPhase, int, int], None]
+"""Report a phase of loading: how many of its parts are done, and their number; 0: not known."""
+
 
 def load_engine(
-    options: WorkerOptions, on_progress: Callable[[], None] = lambda: None
+    options: WorkerOptions, report: ReportLoading = lambda phase, done, total: None
 ) -> tuple[WorkerEngine, protocol.Ready]:
     """Load the model and return its engine with the worker's `Ready` message. Raises `StartupError`.
 
-    `on_progress` is called with each part that is done.
+    `report` is called when a phase begins, and with each part of it that is done.
     """
     # Importing torch takes a second.
     threading.Thread(target=read_ahead, args=(options.model,), daemon=True, name="read-ahead").start()
@@ -59,8 +63,8 @@ def load_engine(
     )
     files = locate(options.model)
     if (spec := read_embedding_spec(files)) is not None:
-        return _load_embedding_engine(options, load_options, files, spec, on_progress)
-    with progress_bar("Reading weights", on_progress) as advance:
+        return _load_embedding_engine(options, load_options, files, spec, report)
+    with loading_phase("weights", "Reading weights", report, bar=options.progress_bar) as advance:
         loaded = load_model(load_options, advance)
     limits = SchedulerLimits(
         options.step_tokens or (GPU_STEP_TOKENS if loaded.gpu else CPU_STEP_TOKENS),
@@ -70,8 +74,7 @@ def load_engine(
         GPU_ATTENTION_SPAN if loaded.gpu else ATTENTION_SPAN,
         options.gpu_memory_fraction,
     )
-    on_progress()
-    with progress_bar("Recording CUDA graphs", on_progress) as advance:
+    with loading_phase("warmup", "Recording CUDA graphs", report, bar=options.progress_bar) as advance:
         core = EngineCore(
             loaded,
             limits,
@@ -105,7 +108,7 @@ def _load_embedding_engine(
     load_options: LoadOptions,
     files: ModelFiles,
     spec: EmbeddingSpec,
-    on_progress: Callable[[], None],
+    report: ReportLoading,
 ) -> tuple[WorkerEngine, protocol.Ready]:
     import torch
 
@@ -114,13 +117,13 @@ def _load_embedding_engine(
     from syringa.engine.scheduling.limits import SchedulerLimits
     from syringa.engine.worker.fingerprint import worker_fingerprint
 
-    with progress_bar("Reading weights", on_progress) as advance:
+    with loading_phase("weights", "Reading weights", report, bar=options.progress_bar) as advance:
         loaded = load_embedding_model(load_options, files, spec, advance)
     on_gpu = loaded.device.type == "cuda"
     step_tokens = options.step_tokens or (GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS)
     limits = SchedulerLimits(step_tokens, max_queue=options.max_queue, queue_seconds=options.queue_timeout)
+    report("warmup", 0, 0)
     engine = EmbeddingEngine(loaded, limits)
-    on_progress()
     release_memory()
     name = torch.cuda.get_device_name(loaded.device) if on_gpu else "cpu"
     fingerprint = worker_fingerprint(files, loaded.info, device=name, torch_version=str(torch.__version__))
@@ -143,21 +146,24 @@ def read_ahead(model: str) -> None:
 
 
 @contextlib.contextmanager
-def progress_bar(label: str, on_progress: Callable[[], None]) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar from the first call of the yielded function; nothing if standard error is no terminal.
+def loading_phase(
+    phase: LoadPhase, label: str, report: ReportLoading, *, bar: bool
+) -> Iterator[Callable[[int, int], None]]:
+    """Begin a phase of loading, whose progress is reported with the yielded function.
 
-    `on_progress` is called with each call of that function.
+    With `bar`, it is shown from the first call of that function on, if standard error is a terminal.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+    report(phase, 0, 0)
     console = Console(stderr=True)
     columns = TextColumn(label), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None, visible=False)
+    with Progress(*columns, console=console, transient=True, disable=not (bar and console.is_terminal)) as shown:
+        task = shown.add_task("", total=None, visible=False)
 
         def advance(done: int, total: int) -> None:
-            on_progress()
-            bar.update(task, completed=done, total=total, visible=True)
+            report(phase, done, total)
+            shown.update(task, completed=done, total=total, visible=True)
 
         yield advance

@@ -11,7 +11,7 @@ from syringa.engine.processes.control import AcquireModel, WorkerState, worker_k
 from syringa.engine.processes.handle import RECENT_SECONDS
 from syringa.engine.processes.worker_process import UNLOAD_SECONDS
 from syringa.engine.worker.options import WorkerOptions
-from syringa.types import EngineStats
+from syringa.types import EngineStats, LoadProgress
 from tests.engine.processes.manager_harness import GB, ManagerHarness, model_size, retire_message
 from tests.engine.processes.stub_worker import INFO
 
@@ -137,7 +137,10 @@ def test_manager_drains_busy_model_for_long_waiting_one(folder: str) -> None:
     key = harness.acquire("b")
     reason = "1 models are loaded, the most allowed, and all of them are in use"
     queued = ReplicaState("b-2", "queued", reason=reason)
-    assert harness.published[-1] == WorkerState(key, "loading", reason, replicas=[queued])
+    waiting = WorkerState(
+        key, "loading", reason, replicas=[queued], loading=LoadProgress("queued"), loading_since=harness.now
+    )
+    assert harness.published[-1] == waiting
     harness.advance(9)
     assert retire_message(process) is None
     harness.advance(2)
