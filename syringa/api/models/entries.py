@@ -8,7 +8,7 @@ import msgspec
 
 from syringa.api.fields.schema import doc
 from syringa.api.models.served_model import ModelCard, ModelStatus
-from syringa.types import ModelKind
+from syringa.types import LoadPhase, ModelKind, ModelLoading
 
 
 class PriceEntry(msgspec.Struct):
@@ -17,6 +17,20 @@ class PriceEntry(msgspec.Struct):
     input: float
     cached_input: Annotated[float, doc("Price of input tokens found in the prefix cache.")]
     output: float
+
+
+class LoadingEntry(msgspec.Struct):
+    """How far a model is in being loaded."""
+
+    phase: Annotated[
+        LoadPhase,
+        doc(
+            "`queued`: it waits for memory or for a node; `fetching`: its files are copied to the node; `starting`: "
+            "its worker is started; `weights`: they are read; `warmup`: kernels are compiled and CUDA graphs recorded."
+        ),
+    ]
+    fraction: Annotated[float | None, doc("Part of the phase that is done, from 0 to 1; null: not known.")]
+    seconds: Annotated[float, doc("Seconds since loading was asked for.")]
 
 
 class ModelEntry(msgspec.Struct):
@@ -49,6 +63,7 @@ class ModelEntry(msgspec.Struct):
     status: Annotated[
         ModelStatus, doc("`cold`: loaded by the first request, which waits; `failed`: could not be loaded.")
     ]
+    loading: Annotated[LoadingEntry | None, doc("How far loading is; null if the status is another one.")]
 
 
 class ModelList(msgspec.Struct):
@@ -77,4 +92,9 @@ def to_model_entry(card: ModelCard) -> ModelEntry:
         capabilities=list(card.capabilities or ()),
         prices=prices,
         status=card.status,
+        loading=None if card.loading is None else to_loading_entry(card.loading),
     )
+
+
+def to_loading_entry(loading: ModelLoading) -> LoadingEntry:
+    return LoadingEntry(loading.progress.phase, loading.progress.fraction, round(loading.seconds, 1))

@@ -30,7 +30,7 @@ from syringa.api.models.served_model import (
 from syringa.api.models.specs import serving_specs
 from syringa.config import Config, ModelSpec, Prices, complete_spec
 from syringa.errors import ConfigError, EngineUnavailable, StartupError, SyringaError
-from syringa.types import ModelKind
+from syringa.types import ModelKind, ModelLoading
 
 logger = logging.getLogger("syringa.api")
 
@@ -45,16 +45,19 @@ class ModelRegistry:
         config: Config,
         *,
         status: Callable[[str], ModelStatus] = lambda model: "loaded",
+        loading: Callable[[str], ModelLoading | None] = lambda model: None,
         on_change: Callable[[Sequence[ModelSpec]], None] = lambda specs: None,
         check_grammar: Callable[[str], GrammarCheck] | None = None,
     ) -> None:
-        """`status` returns the status of a model. `on_change` is called with all specs, now and after every change.
+        """`status` returns the status of a model, and `loading` how far it is in being loaded.
+
+        `on_change` is called with all specs, now and after every change.
 
         `check_grammar` returns the function that checks the grammars of a model; the default checks in this process.
 
         Raises `StartupError` for invalid settings.
         """
-        self._config, self._status, self._on_change = config, status, on_change
+        self._config, self._status, self._loading, self._on_change = config, status, loading, on_change
         self._check_grammar = check_grammar
         self._configured = serving_specs(config)
         self._entries: dict[str, _Entry] = {}
@@ -172,7 +175,9 @@ class ModelRegistry:
 
     async def _card(self, entry: _Entry) -> ModelCard:
         status = self._status(entry.spec.id)
-        return await entry.card("failed" if entry.failed and status == "cold" else status)
+        card = await entry.card("failed" if entry.failed and status == "cold" else status)
+        loading = self._loading(entry.spec.id) if card.status == "loading" else None
+        return card if loading is None else msgspec.structs.replace(card, loading=loading)
 
 
 class _KeyModels:

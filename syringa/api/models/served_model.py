@@ -20,7 +20,7 @@ from syringa.prompt.grammar.validation import check_in_process
 from syringa.prompt.images.loader import ImagePolicy
 from syringa.prompt.tokens.encoder_tokenizer import EncoderTokenizer
 from syringa.prompt.tokens.tokenizer import Tokenizer
-from syringa.types import Grammar, ModelKind
+from syringa.types import Grammar, ModelKind, ModelLoading
 
 T = TypeVar("T")
 
@@ -196,6 +196,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: tuple[str, ...] | None = None
     prices: Prices | None = None
     status: ModelStatus = "loaded"
+    loading: ModelLoading | None = None  # how far it is, if that is known
 
 
 def capabilities(*, chat: bool, vision: bool, reasoning: bool) -> tuple[str, ...]:

@@ -34,11 +34,16 @@ _MODEL = {
     "type": "object",
     "description": "The configuration, with `status`: `loaded`, `hanging`, `loading`, `cold` or `failed`.",
     "required": [
-        *("object", "id", "path", "status", "error", "removable", "files", "loaded", "engine_stats", "memory_bytes"),
-        "idle_timeout",
+        *("object", "id", "path", "status", "loading", "error", "removable", "files", "loaded", "engine_stats"),
+        *("memory_bytes", "idle_timeout"),
     ],
     "properties": {
         "object": {"const": "model_configuration"},
+        "loading": {
+            "type": ["object", "null"],
+            "description": "How far loading is, as in `/v1/models`: `phase`, `fraction`, `seconds`; null if the status "
+            "is another one.",
+        },
         "error": {
             "type": ["string", "null"],
             "description": "Why it could not be loaded the last time, or does not respond; null: nothing is wrong.",

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from syringa.api.decoding import decode_object
+from syringa.api.models.entries import LoadingEntry, to_loading_entry
 from syringa.api.models.loading import describe_model
 from syringa.api.models.model_files import files_entry, find_files
 from syringa.api.models.registry import ModelRegistry
@@ -87,7 +88,7 @@ class ModelAdminRoutes:
             task = asyncio.create_task(self._load(spec.id))
             self._loading.add(task)
             task.add_done_callback(self._loading.discard)
-            entry["status"] = "loading"
+            entry["status"], entry["loading"] = "loading", LoadingEntry("queued", None, 0.0)
         return dependencies.json(entry)
 
     async def unload(self, request: Request) -> Response:
@@ -127,6 +128,7 @@ class ModelAdminRoutes:
         return configuration | {
             "object": "model_configuration",
             "status": model.status,
+            "loading": None if model.loading is None else to_loading_entry(model.loading),
             "error": self._error(spec.id),
             "removable": not self._registry.is_configured(spec.id),
             "files": files_entry(files),

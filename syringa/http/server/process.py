@@ -54,7 +54,11 @@ async def run_api_server(options: ApiServerOptions) -> None:
         return check
 
     models = ModelRegistry(
-        config, status=engines.status, on_change=engines.set_specs, check_grammar=functools.cache(check_grammar)
+        config,
+        status=engines.status,
+        loading=engines.loading,
+        on_change=engines.set_specs,
+        check_grammar=functools.cache(check_grammar),
     )
     engines.on_loaded = lambda model, info: models.set_max_model_len(model, info.max_model_len)
     await engines.start()
