@@ -53,7 +53,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     fake = FakeEngine("hello")
 
     @contextlib.asynccontextmanager
-    async def start_local(config: Config, free_memory: int = 0):
+    async def start_local(config: Config, free_memory: int = 0, on_progress: object = None):
         yield fake
 
     template = ChatTemplate("{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}")

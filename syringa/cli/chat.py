@@ -13,7 +13,7 @@ from syringa.cli.answer import AnswerPrinter
 from syringa.cli.fields import to_fields
 from syringa.cli.models import ensure_model
 from syringa.cli.source import TextSource, open_source
-from syringa.cli.startup import terminal_plan
+from syringa.cli.startup import loading_status, terminal_plan
 from syringa.errors import EngineError, RequestError, SyringaError
 from syringa.modelfiles.locate import models_dir
 
@@ -47,8 +47,8 @@ def run(
     with asyncio.Runner() as runner, _history():
         stack = contextlib.AsyncExitStack()
         try:
-            with console.status("Loading the model…"):
-                opened = open_source(settings, file, url, key, terminal_plan(console))
+            with loading_status(console) as (_, show):
+                opened = open_source(settings, file, url, key, terminal_plan(console), show)
                 source = runner.run(stack.enter_async_context(opened))
             console.print(f"[bold]{source.name}[/bold]  [dim]/help for help, Ctrl-D to quit[/dim]")
             ChatSession(source, fields, console, runner, system).loop()

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from syringa.cli.fields import to_fields
 from syringa.cli.source import TextSource, open_source
+from syringa.cli.startup import loading_status
 from syringa.errors import ConfigError
 
 DEFAULT_TOKENS = 256
@@ -35,8 +36,8 @@ def run(
     console = Console(stderr=True)
 
     async def work() -> None:
-        with console.status("Loading the model…") as status:
-            async with open_source(settings, file, url, key) as source:
+        with loading_status(console) as (status, show):
+            async with open_source(settings, file, url, key, on_progress=show) as source:
                 status.stop()
                 await _print_completions(source, fields, text if echo and url is None else "", console)
 

@@ -15,7 +15,7 @@ from syringa.cli.answer import AnswerPrinter
 from syringa.cli.fields import to_fields
 from syringa.cli.models import ensure_model
 from syringa.cli.source import open_source
-from syringa.cli.startup import terminal_plan
+from syringa.cli.startup import loading_status, terminal_plan
 from syringa.errors import ConfigError
 
 
@@ -43,8 +43,8 @@ def run(
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
 
     async def work() -> None:
-        with errors.status("Loading the model…") as status:
-            async with open_source(settings, file, url, key, terminal_plan(errors)) as source:
+        with loading_status(errors) as (status, show):
+            async with open_source(settings, file, url, key, terminal_plan(errors), show) as source:
                 status.stop()
                 with AnswerPrinter(console) as printer:
                     async with contextlib.aclosing(source.chat(messages, fields)) as chunks:

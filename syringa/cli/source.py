@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from syringa.api.output_writer import PreparedRequest
     from syringa.engine.interface import Engine
     from syringa.engine.processes.startup_plan import MemoryPlan
+    from syringa.types import LoadProgress
 
 Fields = dict[str, Any]
 Messages = Sequence[dict[str, Any]]
@@ -58,10 +59,11 @@ async def open_source(
     url: str | None,
     key: str | None,
     on_plan: Callable[[MemoryPlan], None] = lambda plan: None,
+    on_progress: Callable[[LoadProgress], None] | None = None,
 ) -> AsyncIterator[TextSource]:
     """Open the server at `url`, or load the model if `url` is None.
 
-    `on_plan` is called with what will be loaded, before it is.
+    `on_plan` is called with what will be loaded, before it is, and `on_progress` while it is.
     """
     if url is not None:
         import httpx
@@ -91,7 +93,7 @@ async def open_source(
     if plan is not None:
         on_plan(plan)
     free = plan.free if plan is not None and plan.device == "cpu" else 0
-    async with start_local(config, free) as engine:
+    async with start_local(config, free, on_progress) as engine:
         info = await engine.wait_ready()
         local_model.max_model_len = min(local_model.max_model_len, info.max_model_len)
         yield LocalSource(engine, local_model)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 
 from rich.console import Console
+from rich.status import Status
 
 from syringa.engine.processes.startup_plan import MemoryPlan, gigabytes
+from syringa.types import LoadPhase, LoadProgress
+
+PHASES: Mapping[LoadPhase, str] = {
+    "queued": "waiting",
+    "fetching": "fetching its files",
+    "starting": "starting its worker",
+    "weights": "reading weights",
+    "warmup": "warming up",
+}
 
 
 def print_plan(console: Console, plan: MemoryPlan) -> None:
@@ -17,6 +28,21 @@ def print_plan(console: Console, plan: MemoryPlan) -> None:
 def terminal_plan(console: Console) -> Callable[[MemoryPlan], None]:
     """Return a function that prints a plan, if the console is a terminal."""
     return lambda plan: print_plan(console, plan) if console.is_terminal else None
+
+
+@contextlib.contextmanager
+def loading_status(console: Console) -> Iterator[tuple[Status, Callable[[LoadProgress], None]]]:
+    """Show that a model is being loaded, on a terminal, and how far it is as often as the yielded function is called.
+
+    The status is to be stopped before anything else is written.
+    """
+    with console.status("Loading the model…") as status:
+        yield status, lambda progress: status.update(f"Loading the model: {describe_progress(progress)}")
+
+
+def describe_progress(progress: LoadProgress) -> str:
+    text = PHASES[progress.phase]
+    return f"{text} …" if progress.fraction is None else f"{text}, {progress.fraction:.0%}"
 
 
 def plan_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
