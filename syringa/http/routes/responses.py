@@ -159,7 +159,8 @@ class ResponseRoutes:
         body, ignored = await dependencies.read_body(request, InputTokensRequest)
         caller = dependencies.caller(request)
         prepared = await self._prepare_count(body, caller, ignored)
-        counted = await prepared.count_tokens(self._runs.dispatcher.prompt_counter(caller, request_context(request.scope)))
+        count_images = self._runs.dispatcher.prompt_counter(caller, request_context(request.scope))
+        counted = await prepared.count_tokens(count_images)
         return dependencies.json(counted, dependencies.ignored_fields_header(self._config, ignored))
 
     async def _prepare_count(self, body: InputTokensRequest, caller: Caller, ignored: list[str]) -> PreparedCount:
