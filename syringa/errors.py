@@ -100,9 +100,14 @@ class RateLimited(RequestError):
     code = "rate_limit_exceeded"
 
     def __init__(
-        self, message: str, *, retry_after: float = 1.0, headers: list[tuple[bytes, bytes]] | None = None
+        self,
+        message: str,
+        *,
+        retry_after: float = 1.0,
+        headers: list[tuple[bytes, bytes]] | None = None,
+        code: str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, code=code)
         self.retry_after = retry_after
         self.headers = headers or []
 

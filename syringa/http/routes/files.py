@@ -15,7 +15,7 @@ from syringa.config import Config
 from syringa.errors import InvalidRequest, NotFound
 from syringa.http import dependencies
 from syringa.http.context import request_context
-from syringa.http.uploads import check_upload_size, read_upload
+from syringa.http.uploads import MAX_FORM_BYTES, check_upload_size, read_upload
 from syringa.service.app_state import AppState
 from syringa.service.files.storage import CHUNK_BYTES
 from syringa.store import StoredFile
@@ -36,7 +36,7 @@ class FileRoutes:
         largest = self._config.file_max_bytes
         size = int(length) if length.isdigit() else None
         check_upload_size(size, largest)
-        async with self._files.reserve(organization, size, largest):
+        async with self._files.reserve(organization, size, largest, overhead=MAX_FORM_BYTES):
             writer = self._files.new_writer()
             try:
                 form = await read_upload(request, writer, largest)

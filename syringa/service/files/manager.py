@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import BinaryIO
 
-from syringa.errors import NotFound, PayloadTooLarge, StoreError, StoreOutcomeUnknown, StoreUnavailable
+from syringa.errors import NotFound, PayloadTooLarge, RateLimited, StoreError, StoreOutcomeUnknown, StoreUnavailable
 from syringa.ids import random_id
 from syringa.service.files.storage import FileStorage, FileWriter
 from syringa.store import FilePurpose, Store, StoredFile
@@ -22,6 +22,7 @@ MAINTENANCE_SECONDS = 3600.0
 GARBAGE_SECONDS = 6 * 3600.0  # bytes of this age without a row are not those of an upload that goes on
 _DAY = 86400
 _PAGE = 500
+_BUSY_SECONDS = 5.0  # after which an upload is tried again that others have left no room for
 
 
 class FileManager:
@@ -51,18 +52,30 @@ class FileManager:
             await asyncio.gather(self._maintenance, return_exceptions=True)
 
     @contextlib.asynccontextmanager
-    async def reserve(self, organization: str, size: int | None, largest: int = 0) -> AsyncIterator[None]:
-        """Count bytes as used while they are received. Raises `PayloadTooLarge` if they exceed the quota.
+    async def reserve(
+        self, organization: str, size: int | None, largest: int = 0, *, overhead: int = 0
+    ) -> AsyncIterator[None]:
+        """Count bytes as used while they are received.
 
-        A file of unknown size counts like the `largest` one, or takes what is left of the quota.
+        A file of unknown size counts like the `largest` one, or takes what is left of the quota. Of a known `size`, up
+        to `overhead` bytes are not part of the file. Raises `PayloadTooLarge` if the file exceeds the quota in any
+        case, and `RateLimited` if it exceeds it together with others, which may still fail or turn out to be smaller.
         """
         if self._quota:
             used = await self._store.read(lambda session: session.files.total_bytes(organization))
-            left = self._quota - used - self._receiving[organization]
-            if size is None:
-                size = max(1, min(largest, left))
-            if size > left:
+            free, receiving = self._quota - used, self._receiving[organization]
+            least = 1 if size is None else size - overhead
+            if least > free:
                 raise self._over_quota()
+            if size is None:
+                size = max(1, min(largest, free - receiving))
+            if receiving and size > free - receiving:
+                raise RateLimited(
+                    "Other uploads of this organization may take what is left of its quota: try again when they have"
+                    " ended.",
+                    retry_after=_BUSY_SECONDS,
+                    code="uploads_in_progress",
+                )
         size = size or 0
         self._receiving[organization] += size
         try:

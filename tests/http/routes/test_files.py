@@ -174,8 +174,18 @@ async def test_uploads_in_progress_count_against_the_quota(http: BatchClient) ->
     refused = await http.upload(b"x" * 600)
     complete.set()
     assert [each.status_code for each in await asyncio.gather(*uploads)] == [200, 200]
-    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "storage_quota_exceeded")
+    # The two were small after all: clients that try again after 429 succeed.
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "uploads_in_progress")
+    assert int(refused.headers["retry-after"]) > 0
     assert (await http.upload(b"x" * 600)).status_code == 200
+
+
+async def test_file_that_takes_all_of_the_quota_fits(http: BatchClient) -> None:
+    """Its form is longer than it."""
+    for size in (1000, 1000, 500):
+        assert (await http.upload(b"x" * size)).status_code == 200
+    refused = await http.upload(b"x")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "storage_quota_exceeded")
 
 
 async def test_upload_that_is_declared_too_large_is_refused_at_once(http: BatchClient) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from syringa.errors import NotFound, PayloadTooLarge, StoreOutcomeUnknown, StoreUnavailable
+from syringa.errors import NotFound, PayloadTooLarge, RateLimited, StoreOutcomeUnknown, StoreUnavailable
 from syringa.service.files.manager import FileManager
 from syringa.service.files.storage import CHUNK_BYTES, FileStorage, files_folder
 from syringa.store import Store
@@ -66,8 +66,11 @@ async def test_upload_beyond_the_quota_is_refused(files: FileManager, store: Sto
 
 async def test_uploads_in_progress_count_against_the_quota(files: FileManager) -> None:
     async with files.reserve("acme", 2 * CHUNK_BYTES):
-        with pytest.raises(PayloadTooLarge):
+        with pytest.raises(RateLimited):
             async with files.reserve("acme", 2 * CHUNK_BYTES):
+                pass
+        with pytest.raises(PayloadTooLarge):  # whatever becomes of the other
+            async with files.reserve("acme", 4 * CHUNK_BYTES):
                 pass
         async with files.reserve("acme", CHUNK_BYTES), files.reserve("other", 3 * CHUNK_BYTES):
             pass
@@ -81,7 +84,7 @@ async def test_uploads_in_progress_count_against_the_quota(files: FileManager) -
 async def test_upload_of_unknown_size_takes_what_is_left_of_the_quota(files: FileManager) -> None:
     async with files.reserve("acme", None, CHUNK_BYTES):
         async with files.reserve("acme", None, 9 * CHUNK_BYTES):
-            with pytest.raises(PayloadTooLarge):
+            with pytest.raises(RateLimited):
                 async with files.reserve("acme", None, 9 * CHUNK_BYTES):
                     pass
         async with files.reserve("acme", 2 * CHUNK_BYTES):
