@@ -19,7 +19,7 @@ UPLOAD_FILE = Operation(
     request_media_type="multipart/form-data",
     example={"file": '{"custom_id": "1", "method": "POST", …}', "purpose": "batch"},
     response=files.FileObject,
-    errors=(*POST_ERRORS, 503),
+    errors=(*POST_ERRORS, 429, 503),
 )
 
 LIST_FILES = Operation(
