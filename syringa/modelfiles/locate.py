@@ -147,8 +147,10 @@ def _package_folders(name: str) -> list[Path]:
 
 def hub_home() -> Path:
     """Return the folder of huggingface_hub's settings, such as the access token, and of its cache by default."""
-    home = os.environ.get("HF_HOME")
-    return Path(home).expanduser() if home else Path.home() / ".cache" / "huggingface"
+    if home := os.environ.get("HF_HOME"):
+        return Path(home).expanduser()
+    caches = os.environ.get("XDG_CACHE_HOME")
+    return (Path(caches).expanduser() if caches else Path.home() / ".cache") / "huggingface"
 
 
 def hub_cache() -> Path:

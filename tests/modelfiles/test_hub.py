@@ -191,17 +191,23 @@ def test_pull_sends_the_token(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> 
     assert pull_model("org/model-GGUF")
 
 
-@pytest.mark.parametrize("variable", ["HF_HOME", "HF_TOKEN_PATH", None])
+@pytest.mark.parametrize("variable", ["HF_HOME", "HF_TOKEN_PATH", "XDG_CACHE_HOME", None])
 def test_pull_sends_the_stored_token_wherever_the_cache_is(
     hub: FakeHub, variable: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "data" / "hub"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    folder = {"HF_HOME": "home", "HF_TOKEN_PATH": "secrets", None: ".cache/huggingface"}[variable]
-    token = tmp_path / folder / "token"
+    value, file = {
+        "HF_HOME": ("~/home", "home/token"),
+        "HF_TOKEN_PATH": ("~/secrets/token", "secrets/token"),
+        "XDG_CACHE_HOME": ("~/caches", "caches/huggingface/token"),
+        None: ("", ".cache/huggingface/token"),
+    }[variable]
+    token = tmp_path / file
     monkeypatch.delenv("HF_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
     if variable is not None:
-        monkeypatch.setenv(variable, f"~/{folder}" + ("/token" if variable == "HF_TOKEN_PATH" else ""))
+        monkeypatch.setenv(variable, value)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "token").write_text("another")  # beside the cache, where it is not
     hub.token = "hf_stored"
