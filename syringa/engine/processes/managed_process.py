@@ -87,10 +87,17 @@ def spawn(
     environment: Mapping[str, str] | None = None,
     python: str = sys.executable,
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m module` with `options` and open file descriptors. `environment`: variables in addition."""
+    """Start `python -m module` with `options` and open file descriptors. `environment`: variables in addition.
+
+    The child starts with SIGINT blocked: Ctrl-C reaches all processes, also one that is still importing its modules.
+    """
     variables = {**os.environ, **environment} if environment else None
     command = [python, "-m", module]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=pass_fds, env=variables)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=pass_fds, env=variables)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what has arrived meanwhile is handled now
     send_options(child, options)
     return child
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +27,18 @@ def child(monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
 
     monkeypatch.setattr(subprocess, "Popen", EndedProcess)
     return spawn("module", Options("x"), python="true")
+
+
+def test_child_is_not_interrupted_while_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "importing.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored, as in background jobs
+    try:
+        process = spawn("importing", Options("x"), environment={"PYTHONPATH": str(tmp_path)})
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert process.wait(60) == 0
+    managed_process.terminate(process, 0.0)
 
 
 def test_child_that_ended_before_it_read_its_options_is_restarted(child: subprocess.Popen[bytes]) -> None:
