@@ -1,10 +1,11 @@
 /** What several pages need: lists of the server, choosing a model, and colors of states. */
 
 import { get, post } from "../api.js";
+import { percent, seconds } from "../format.js";
 import { useResource } from "../hooks.js";
 import { effect, html, signal, useState } from "../lib.js";
 import { me, session } from "../state.js";
-import { Select, toast, toastError } from "../ui/index.js";
+import { Progress, Select, toast, toastError } from "../ui/index.js";
 
 const PAGE_SIZE = 50;
 const LISTED_MS = 1000;
@@ -64,6 +65,25 @@ const TONES = {
 /** The color of a state of a model, response, batch, node, pool or replica. @param {string} state */
 export function tone(state) {
   return TONES[state] ?? "neutral";
+}
+
+const LOADING = /** @type {Record<string, string>} */ ({
+  queued: "waiting to start", fetching: "copying its files", starting: "starting its worker", weights: "reading weights", warmup: "warming up",
+});
+
+/** The state of a model, and of one that loads how far it is. @param {any} model */
+export function stateOf({ status, loading }) {
+  return loading?.fraction ? `${status} ${percent(loading.fraction)}` : status;
+}
+
+/** How far a model is in being loaded. @param {{model: any, elapsed?: number}} props `elapsed`: seconds for which it is waited for */
+export function ModelLoading({ model: { id, loading }, elapsed }) {
+  const waited = Math.floor(elapsed ?? loading?.seconds ?? 0);
+  const figures = [loading?.fraction && percent(loading.fraction), waited && (waited < 60 ? `${waited} s` : seconds(waited))];
+  return html`<div class="model-loading">
+    <div class="row between"><span role="status">Loading <strong>${id}</strong>${loading && `: ${LOADING[loading.phase]}`}</span><span class="muted">${figures.filter(Boolean).join(", ")}</span></div>
+    <${Progress} value=${loading?.fraction} label=${`Loading ${id}`} />
+  </div>`;
 }
 
 /** The models that the caller may use. @param {string} [kind] generate, embed or score */

@@ -2,9 +2,10 @@
 
 import { money, number, seconds } from "../../format.js";
 import { html, useEffect, useMemo, useRef, useState } from "../../lib.js";
-import { Badge, Button, CopyButton, ErrorNotice, GrowingTextArea, Icon, IconButton, Progress, Spinner, TextArea } from "../../ui/index.js";
+import { Badge, Button, CopyButton, ErrorNotice, GrowingTextArea, Icon, IconButton, Spinner, TextArea } from "../../ui/index.js";
 import { Markdown } from "../../ui/markdown.js";
 import { Validator } from "../../vendor/json-schema/index.js";
+import { ModelLoading } from "../shared.js";
 import { Tokens } from "./tokens.js";
 
 /** @typedef {import("./conversation.js").Message} Message */
@@ -21,9 +22,9 @@ import { Tokens } from "./tokens.js";
  */
 
 /**
- * @param {{message: Message, siblings: Message[], actions: Actions, busy: boolean, last: boolean, modelStatus: string}} props
+ * @param {{message: Message, siblings: Message[], actions: Actions, busy: boolean, last: boolean, model: any}} props
  */
-export function MessageView({ message, siblings, actions, busy, last, modelStatus }) {
+export function MessageView({ message, siblings, actions, busy, last, model }) {
   const value = message.content.value;
   const [editing, setEditing] = useState(false);
   const streaming = value.state === "streaming" || value.state === "waiting";
@@ -40,14 +41,14 @@ export function MessageView({ message, siblings, actions, busy, last, modelStatu
             setEditing(false);
             actions.edit(message, text, value.images);
           }} />`
-        : html`<${Body} message=${message} value=${value} streaming=${streaming} actions=${actions} busy=${busy} last=${last} modelStatus=${modelStatus} />`}
+        : html`<${Body} message=${message} value=${value} streaming=${streaming} actions=${actions} busy=${busy} last=${last} model=${model} />`}
     </div>
     ${!editing && !streaming && html`<${Footer} message=${message} value=${value} actions=${actions} busy=${busy} onEdit=${() => setEditing(true)} />`}
   </article>`;
 }
 
-/** @param {{message: Message, value: Content, streaming: boolean, actions: Actions, busy: boolean, last: boolean, modelStatus: string}} props */
-function Body({ message, value, streaming, actions, busy, last, modelStatus }) {
+/** @param {{message: Message, value: Content, streaming: boolean, actions: Actions, busy: boolean, last: boolean, model: any}} props */
+function Body({ message, value, streaming, actions, busy, last, model }) {
   const [showTokens, setShowTokens] = useState(true);
   if (message.role === "tool") return html`<pre class="tool-answer">${value.text}</pre>`;
   if (message.role === "user") {
@@ -66,7 +67,7 @@ function Body({ message, value, streaming, actions, busy, last, modelStatus }) {
       : value.text && html`<${Markdown} text=${value.text} streaming=${streaming} />`}
     ${value.toolCalls.map((call, index) => html`<${ToolCallView} key=${index} call=${call} streaming=${streaming} />`)}
     ${last && !busy && value.toolCalls.length > 0 && value.state === "done" && html`<${CallAnswers} calls=${value.toolCalls} onSend=${(answers) => actions.answerCalls(message, answers)} />`}
-    ${value.state === "waiting" && html`<${Waiting} status=${modelStatus} model=${value.model} />`}
+    ${value.state === "waiting" && html`<${Waiting} model=${model} />`}
     ${value.state === "streaming" && html`<span class="caret" aria-hidden="true"></span>`}
     ${value.schema !== null && value.state === "done" && value.text && html`<${SchemaCheck} text=${value.text} schema=${value.schema} finishReason=${value.finishReason} />`}
     ${value.error && html`<${ErrorNotice} error=${value.error} onRetry=${busy ? undefined : () => actions.regenerate(message)} />`}
@@ -76,19 +77,16 @@ function Body({ message, value, streaming, actions, busy, last, modelStatus }) {
   `;
 }
 
-/** What is waited for before the first token: a model that loads, or the queue. @param {{status: string, model: string}} props */
-function Waiting({ status, model }) {
+/** What is waited for before the first token: a model that loads, or the queue. @param {{model: any}} props */
+function Waiting({ model }) {
   const [elapsed, setElapsed] = useState(0);
   useEffect(() => {
     const started = performance.now();
     const timer = setInterval(() => setElapsed((performance.now() - started) / 1000), 500);
     return () => clearInterval(timer);
   }, []);
-  if (status === "cold" || status === "loading") {
-    return html`<div class="model-loading" role="status">
-      <div class="row between"><span>Loading <strong>${model}</strong></span><span class="muted">${seconds(Math.floor(elapsed))}</span></div>
-      <${Progress} label=${`Loading ${model}`} />
-    </div>`;
+  if (model?.status === "cold" || model?.status === "loading") {
+    return html`<${ModelLoading} model=${model} elapsed=${elapsed} />`;
   }
   return html`<${Spinner} small label=${elapsed > 2 ? `Waiting for the first token, ${seconds(Math.floor(elapsed))}` : ""} />`;
 }

@@ -29,7 +29,8 @@ export default function ChatPage() {
   const comparing = conversation.comparing.value;
   const threads = conversation.shown();
   const busy = threads.some((each) => each.running.value !== null);
-  const resource = useResource(loadModels, [], { interval: busy ? 1000 : 5000 });
+  const loading = models.value.some((each) => each.status === "loading");
+  const resource = useResource(loadModels, [], { interval: busy || loading ? 1000 : 5000 });
   const [listWanted, setListWanted] = useStored("chat.list", true);
   const [settingsWanted, setSettingsWanted] = useStored("chat.settings", true);
   const wide = { list: useMedia(WIDE.list), settings: useMedia(WIDE.settings) };

@@ -12,7 +12,7 @@ import { html, useMemo, useRef, useState } from "../../lib.js";
 import { may } from "../../state.js";
 import { Badge, Button, ErrorNotice, IconButton, JsonInput, Loaded, NumberInput, Select, Switch, TextArea, TextInput, parseJson } from "../../ui/index.js";
 import { Validator } from "../../vendor/json-schema/index.js";
-import { loadModel, tone } from "../shared.js";
+import { ModelLoading, loadModel, stateOf, tone } from "../shared.js";
 import { PATH } from "./request.js";
 
 /** @typedef {import("./conversation.js").Settings} Settings */
@@ -43,9 +43,9 @@ const SCHEMA_EXAMPLE = {
   additionalProperties: false,
 };
 
-/** @param {{status: string}} props */
-export function ModelStatus({ status }) {
-  return html`<${Badge} tone=${tone(status)} dot title=${status === "cold" ? "It is loaded by the first request" : undefined}>${status}<//>`;
+/** @param {{model: any}} props */
+export function ModelStatus({ model }) {
+  return html`<${Badge} tone=${tone(model.status)} dot title=${model.status === "cold" ? "It is loaded by the first request" : undefined}>${stateOf(model)}<//>`;
 }
 
 /**
@@ -53,7 +53,7 @@ export function ModelStatus({ status }) {
  */
 export function ModelPicker({ label, hideLabel = false, value, defaultModel, models, onChange }) {
   const chosen = value || defaultModel;
-  const options = models.map((each) => ({ value: each.id, label: each.status === "loaded" ? each.id : `${each.id} (${each.status})` }));
+  const options = models.map((each) => ({ value: each.id, label: each.status === "loaded" ? each.id : `${each.id} (${stateOf(each)})` }));
   const listed = models.length > 0; // otherwise they are loaded still
   if (chosen && !models.some((each) => each.id === chosen)) options.unshift({ value: chosen, label: listed ? `${chosen} (not there)` : chosen });
   return html`<${Select} label=${label} hideLabel=${hideLabel} value=${chosen} options=${options} onChange=${onChange} />`;
@@ -96,10 +96,11 @@ function ModelSection({ settings, set, models, defaultModel }) {
     <${ModelPicker} label="Model" value=${settings.model} defaultModel=${defaultModel} models=${all} onChange=${(id) => set({ model: id })} />
     ${model &&
     html`<div class="row wrap small muted">
-      <${ModelStatus} status=${model.status} />
+      <${ModelStatus} model=${model} />
       ${model.context_length && html`<span>${number(model.context_length)} tokens of context</span>`}
       ${model.status === "cold" && may("admin") && html`<${Button} size="small" busy=${load.busy} onClick=${load.run}>Load now<//>`}
     </div>`}
+    ${model?.status === "loading" && html`<${ModelLoading} model=${model} />`}
     <${ErrorNotice} error=${load.error ?? (models.data ? null : models.error)} />
   </section>`;
 }

@@ -18,7 +18,7 @@ export function ThreadModel({ thread, label, name }) {
       thread.settings.value = { ...settings, model: id };
       changed();
     }} />
-    ${model && html`<${ModelStatus} status=${model.status} />`}
+    ${model && html`<${ModelStatus} model=${model} />`}
   </header>`;
 }
 
@@ -69,7 +69,7 @@ export function ThreadView({ thread, name, empty }) {
         ${path.length === 0 && empty}
         ${path.map(
           (message, index) => html`<${MessageView} key=${message.id} message=${message} siblings=${thread.children(message.parent)} actions=${actions} busy=${busy}
-            last=${index === path.length - 1} modelStatus=${modelOf(thread)?.status ?? ""} />`,
+            last=${index === path.length - 1} model=${modelOf(thread)} />`,
         )}
       </div>
     </div>

@@ -5,9 +5,9 @@ import * as format from "../../format.js";
 import { useResource } from "../../hooks.js";
 import { html, useRef, useState } from "../../lib.js";
 import { may } from "../../state.js";
-import { Badge, Button, Card, CodeBlock, Dialog, EmptyState, Loaded, Menu, Notice, Page, Progress, Stat, Stats, Switch } from "../../ui/index.js";
+import { Badge, Button, Card, CodeBlock, Dialog, EmptyState, Loaded, Menu, Notice, Page, Stat, Stats, Switch } from "../../ui/index.js";
 import { Chart } from "../../ui/chart.js";
-import { act, list, loadModel, modelPath, tone } from "../shared.js";
+import { ModelLoading, act, list, loadModel, modelPath, tone } from "../shared.js";
 import { PullDialog, Pulls, usePulls } from "./pulls.js";
 
 const TRAFFIC_RANGE = "1h";
@@ -81,7 +81,7 @@ function ModelCard({ model, traffic, admin, reload }) {
       ${model.aliases.length > 0 && html`<span class="muted">also ${model.aliases.join(", ")}</span>`}
     </div>
     ${model.error && status !== "loading" && html`<${Notice} tone="bad" title=${status === "hanging" ? "It does not respond" : "It could not be loaded"}>${model.error}<//>`}
-    ${status === "loading" && html`<${Progress} label=${`Loading ${model.id}`} />`}
+    ${status === "loading" && html`<${ModelLoading} model=${model} />`}
     <${Stats}>
       ${admin && html`<${Stat} label="Memory" value=${format.bytes(model.memory_bytes)} detail=${model.files && `${format.bytes(model.files.bytes)} on disk`} />`}
       <${Stat} label="Context" value=${format.number(model.max_model_len)} detail="tokens" />
