@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from syringa.api.models import registry as module
+from syringa.api.models.entries import LoadingEntry, to_model_entry
 from syringa.api.models.loading import load_model
 from syringa.api.models.registry import ModelRegistry
 from syringa.api.models.served_model import ModelStatus
 from syringa.config import Config, ModelSpec, Prices
 from syringa.errors import ConfigError, EngineUnavailable, Forbidden, InvalidRequest, ModelError, NotFound
+from syringa.types import LoadProgress, ModelLoading
 from tests.api.model_files import write_model_folder
 from tests.embedding_models import write_embedding_folder
 
@@ -129,6 +131,17 @@ async def test_registry_lists_models_without_reading_tokenizers(config: Config, 
     card = await registry.show("b")
     assert card.status == "loading"
     assert card.capabilities == ("completion", "chat", "reasoning")  # detected from its tokenizer
+
+
+async def test_registry_says_how_far_a_model_is_while_it_is_loaded(config: Config) -> None:
+    states: dict[str, ModelStatus] = {"a": "loading", "b": "loaded", "broken": "loading"}
+    loading = ModelLoading(LoadProgress("weights", 0.42), 3.14)
+    registry = ModelRegistry(config, status=states.__getitem__, loading=lambda model: loading)
+    cards = {card.id: card for card in await registry.all()}
+    assert [card.loading for card in cards.values()] == [loading, None, None]  # the last one cannot be read
+    entry = to_model_entry(cards["a"])
+    assert entry.loading == LoadingEntry("weights", 0.42, 3.1)
+    assert to_model_entry(cards["b"]).loading is None
 
 
 async def test_registry_for_key_hides_other_models(config: Config) -> None:
