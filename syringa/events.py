@@ -59,6 +59,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     priority: int = 0  # among the waiting requests of the tenant; lower comes first
     background: bool = False  # runs only when nothing else waits
+    waited: float = 0.0  # seconds for which it has waited for a worker
 
 
 class ScoredToken(msgspec.Struct, frozen=True, gc=False, array_like=True):

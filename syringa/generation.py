@@ -84,7 +84,13 @@ def cache_key(tenant: str | None, salt: str | None) -> bytes:
 
 
 async def count_prompt(
-    engine: Engine, prompt: list[int], images: tuple[Image, ...], *, tenant: str, share_cache: bool = False
+    engine: Engine,
+    prompt: list[int],
+    images: tuple[Image, ...],
+    *,
+    tenant: str,
+    share_cache: bool = False,
+    waited: float = 0.0,
 ) -> int:
     """Return the number of tokens of a prompt with its images, without computing it."""
     found = 0
@@ -103,6 +109,7 @@ async def count_prompt(
         images=images,
         count_only=True,
         tenant=tenant,
+        waited=waited,
         cache_key=cache_key(None if share_cache else tenant, None),
     )
     await engine.submit(request, receive)
@@ -216,6 +223,7 @@ class _PromptGeneration:
             tenant=request.tenant,
             priority=request.priority,
             background=request.background,
+            waited=request.waited,
             cache_key=key,
             use_cache=request.use_cache,
         )
@@ -374,6 +382,7 @@ class _BeamGeneration(_PromptGeneration):
             if step == 0:
                 self._observe_first_step(first, emit)
                 prompt_logprobs = None
+                step_request = msgspec.structs.replace(step_request, waited=0.0)
             search.expand([delta.logprobs[0] for delta in deltas])
         self._emit_beams(search.best(), emit)
 

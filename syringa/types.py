@@ -98,7 +98,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""  # the scheduler is fair between tenants
     priority: int = 0  # among the waiting requests of the tenant; lower comes first
     background: bool = False  # computed only with what other requests leave, and preempted first
-    waited: float = 0.0  # seconds for which it has waited at other workers without having begun
+    waited: float = 0.0  # seconds for which it has waited for a worker, and at other ones without having begun
     # Cached prefixes, images and grammars are found only by requests with the same key, see `generation.cache_key`.
     cache_key: bytes = b""
     use_cache: bool = True  # whether the prefix cache may be used for it
@@ -131,7 +131,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""  # the scheduler is fair between tenants
     priority: int = 0  # among the waiting requests of the tenant; lower comes first
     background: bool = False  # runs only when nothing else waits
-    waited: float = 0.0  # seconds for which it has waited at other workers
+    waited: float = 0.0  # seconds for which it has waited for a worker, and at other ones
     fingerprint: bytes = b""  # identifies the tenant and content of the request, whenever it comes
     isolated: bool = False  # computed in steps of its own: it was in the last step of a worker that crashed
 

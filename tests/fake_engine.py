@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable
 import tokenizers
 
 from syringa.api.models.served_model import ServedModel
-from syringa.engine.interface import DeltaHandler
+from syringa.engine.interface import DeltaHandler, ReadyModel
 from syringa.errors import EngineUnavailable
 from syringa.prompt.grammar.lark import LarkVocabulary
 from syringa.prompt.tokens.control_tokens import ControlTokens
@@ -96,13 +96,14 @@ class FakeEngine:
     def resume(self) -> None:
         self._resumed.set()
 
-    async def wait_ready(self, *, background: bool = False) -> ModelInfo:
+    async def wait_ready(self, *, background: bool = False) -> ReadyModel:
         if not self.ready:
             raise EngineUnavailable("The model is loading.")
-        return ModelInfo(
+        info = ModelInfo(
             architecture="Fake", dtype="int8", max_model_len=4096, vocab_size=VOCAB, parameters=0, kernels="none",
             threads=1, load_seconds=0.0, kind=self.kind, dimensions=self.dimensions,
         )  # fmt: skip
+        return ReadyModel(info)
 
     async def submit(self, request: EngineRequest, on_delta: DeltaHandler) -> None:
         running = set(request.open_choices)

@@ -94,7 +94,7 @@ async def open_source(
         on_plan(plan)
     free = plan.free if plan is not None and plan.device == "cpu" else 0
     async with start_local(config, free, on_progress) as engine:
-        info = await engine.wait_ready()
+        info, _ = await engine.wait_ready()
         local_model.max_model_len = min(local_model.max_model_len, info.max_model_len)
         yield LocalSource(engine, local_model)
 

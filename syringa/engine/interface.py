@@ -59,6 +59,13 @@ class ReplicaState(msgspec.Struct, frozen=True, array_like=True):
     grace: float = 0.0  # of a draining replica: the seconds that were granted when draining began
 
 
+class ReadyModel(NamedTuple):
+    """A model that can run requests."""
+
+    info: ModelInfo
+    waited: float = 0.0  # seconds of the wait for it that count toward `queue_timeout`: no replica was being started
+
+
 class Engine(Protocol):
     """Generate token ids from token ids. An engine knows no text, no roles and no endpoints."""
 
@@ -67,10 +74,10 @@ class Engine(Protocol):
         """Whether a request submitted now would run."""
         ...
 
-    async def wait_ready(self, *, background: bool = False) -> ModelInfo:
+    async def wait_ready(self, *, background: bool = False) -> ReadyModel:
         """Wait until the model is loaded, for a request that may run in the `background`.
 
-        Raises `EngineUnavailable` if it cannot be.
+        The request is submitted as one that has `waited`. Raises `EngineUnavailable` if the model cannot be loaded.
         """
         ...
 

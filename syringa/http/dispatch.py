@@ -103,8 +103,7 @@ class GenerationDispatcher:
         accounting.model = model
         with self._running_request(accounting):
             engine = self.engines.engine(model)
-            if not engine.ready:
-                await _load(engine, accounting)
+            await _load(engine, accounting)
 
     def prompt_counter(self, caller: Caller, context: RequestContext) -> CountImages:
         """Return a function that counts prompts with images. Nothing is generated, so nothing is metered."""
@@ -118,10 +117,9 @@ class GenerationDispatcher:
         accounting.model = model
         with self._running_request(accounting):
             engine = self.engines.engine(model)
-            if not engine.ready:
-                await _load(engine, accounting)
+            waited = await _load(engine, accounting)
             tenant, share_cache = accounting.caller.organization, self._share_prefix_cache
-            return await count_prompt(engine, prompt, images, tenant=tenant, share_cache=share_cache)
+            return await count_prompt(engine, prompt, images, tenant=tenant, share_cache=share_cache, waited=waited)
 
     def stop(self) -> None:
         """Fail all running requests, and every later one, because the server stops."""
@@ -176,10 +174,8 @@ class GenerationDispatcher:
         try:
             with self._running_request(accounting):
                 engine = self.engines.engine(accounting.model)
-                if not engine.ready:
-                    await _load(engine, accounting)
-                if accounting.background:
-                    request = msgspec.structs.replace(request, background=True)
+                waited = await _load(engine, accounting)
+                request = msgspec.structs.replace(request, background=accounting.background, waited=waited)
                 result = await engine.embed(request)
                 accounting.stats.prompt_tokens = sum(map(len, request.inputs))
                 accounting.stats.queue_seconds = result.queued_ms / 1000
@@ -205,11 +201,9 @@ class GenerationDispatcher:
     async def _generate(
         self, prepared: PreparedRequest, request: GenerationRequest, accounting: RequestAccounting, emit: Emit
     ) -> Usage:
-        if accounting.background:
-            request = msgspec.structs.replace(request, background=True)
         engine = self.engines.engine(prepared.model.id)
-        if not engine.ready:
-            await _load(engine, accounting)
+        waited = await _load(engine, accounting)
+        request = msgspec.structs.replace(request, background=accounting.background, waited=waited)
         share_cache = self._share_prefix_cache
         with log_output(emit) as emit:
             return await run_generation(
@@ -264,10 +258,13 @@ def parse_timeout(value: bytes | None) -> float | None:
     return seconds
 
 
-async def _load(engine: Engine, accounting: RequestAccounting) -> None:
-    """Wait until a cold model is loaded, and account for the time."""
-    started_at = time.perf_counter()
+async def _load(engine: Engine, accounting: RequestAccounting) -> float:
+    """Wait until a model is loaded, and account for the time. Return the part of it that counts as time in a queue."""
+    if engine.ready:
+        return 0.0
+    started_at, waited = time.perf_counter(), 0.0
     try:
-        await engine.wait_ready(background=accounting.background)
+        _, waited = await engine.wait_ready(background=accounting.background)
     finally:
-        accounting.load_seconds = time.perf_counter() - started_at
+        accounting.load_seconds = max(0.0, time.perf_counter() - started_at - waited)
+    return waited

@@ -12,7 +12,7 @@ from syringa.engine.client.model_replicas import ModelReplicas, Send
 from syringa.engine.client.moves import Moved
 from syringa.engine.client.router import ReplicaRouter, embedding_key, routing_key
 from syringa.engine.client.runs import ConnectedReplica, EmbeddingRun, GenerationRun, QueueTime
-from syringa.engine.interface import DeltaHandler, LoadStatus, MoveReason
+from syringa.engine.interface import DeltaHandler, LoadStatus, MoveReason, ReadyModel
 from syringa.engine.processes.control import (
     AcquireModel,
     ClearSuspect,
@@ -94,11 +94,12 @@ class ModelEngine:
         """Apply a state that the supervisor reports of the model."""
         self.replicas.update(state)
 
-    async def wait_ready(self, *, background: bool = False) -> ModelInfo:
-        await self.replicas.wait_usable(unlimited=background)
+    async def wait_ready(self, *, background: bool = False) -> ReadyModel:
+        queue = QueueTime()
+        await self.replicas.wait_usable(queue, unlimited=background)
         info = self.replicas.info()
         assert info is not None
-        return info
+        return ReadyModel(info, queue.waited)
 
     async def stats(self) -> EngineStats:
         return await self.replicas.stats()

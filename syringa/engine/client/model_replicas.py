@@ -183,7 +183,7 @@ class ModelReplicas:
             return
         try:
             async with asyncio.timeout(self._load_timeout or None):
-                await self._acquire_replica(queue or QueueTime(0), unlimited)
+                await self._acquire_replica(queue or QueueTime(), unlimited)
         except TimeoutError:
             problem = f"could not be loaded within {self._load_timeout:g} seconds{self._why()}"
             raise self._unavailable(problem) from None

@@ -33,9 +33,9 @@ class ConnectedReplica:
 class QueueTime:
     """How long a request has waited without having begun: for a replica, and in the queues of replicas."""
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float = 0.0, waited: float = 0.0) -> None:
         """`limit`: the seconds that it may wait in all; 0: any number."""
-        self.limit, self.waited = limit, 0.0
+        self.limit, self.waited = limit, waited
 
     @property
     def exceeded(self) -> bool:
@@ -67,7 +67,7 @@ class GenerationRun:
         self, request: EngineRequest, on_delta: DeltaHandler, unresumable: Sequence[str] = (), queue_timeout: float = 0
     ) -> None:
         """`unresumable`: its fields because of which another replica cannot continue it, once it has begun."""
-        self.queue = QueueTime(0 if request.background else queue_timeout)
+        self.queue = QueueTime(0 if request.background else queue_timeout, request.waited)
         self.request, self.progress, self.unresumable = request, RequestProgress(request, on_delta), unresumable
         self.replica: ConnectedReplica | None = None
         self.assignment: Assignment | None = None  # to that replica
@@ -88,7 +88,7 @@ class EmbeddingRun:
     """A request for embeddings, and the replica that runs it; None while it waits for one."""
 
     def __init__(self, request: EmbeddingRequest, queue_timeout: float = 0) -> None:
-        self.queue = QueueTime(0 if request.background else queue_timeout)
+        self.queue = QueueTime(0 if request.background else queue_timeout, request.waited)
         self.request = request
         self.replica: ConnectedReplica | None = None
         self.retries = 0  # after crashes

@@ -13,7 +13,7 @@ import msgspec
 from syringa.cluster.tls import TlsFiles, describe_tls_error
 from syringa.engine.client import protocol, transport
 from syringa.engine.client.silence import SilenceMonitor
-from syringa.engine.interface import DeltaHandler
+from syringa.engine.interface import DeltaHandler, ReadyModel
 from syringa.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -164,12 +164,12 @@ class WorkerClient:
         """The worker's description of its model; None while it is not ready."""
         return self._info
 
-    async def wait_ready(self, *, background: bool = False) -> ModelInfo:
+    async def wait_ready(self, *, background: bool = False) -> ReadyModel:
         await self._ready.wait()
         if self._info is None:
             reason = f": {self.error}" if self.error else ""
             raise EngineUnavailable(f"The model went away while it was being waited for{reason}.")
-        return self._info
+        return ReadyModel(self._info)
 
     async def submit(self, request: EngineRequest, on_delta: DeltaHandler) -> None:
         wire_id = self._next_wire_id(request.id)

@@ -157,7 +157,7 @@ class ModelAdminRoutes:
         """Return the description of a model that is loaded."""
         with contextlib.suppress(SyringaError):
             engine = self._engines.engine(id)
-            return await engine.wait_ready() if engine.ready else None
+            return (await engine.wait_ready()).info if engine.ready else None
         return None
 
     def _spec(self, id: str) -> ModelSpec:

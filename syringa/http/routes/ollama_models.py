@@ -184,7 +184,7 @@ class OllamaModelRoutes:
         kernels = ""
         with contextlib.suppress(SyringaError):
             engine = self._engines.engine(card.id)
-            kernels = (await engine.wait_ready()).kernels if engine.ready else ""
+            kernels = (await engine.wait_ready()).info.kernels if engine.ready else ""
         return running_entry(
             card,
             await self._facts(card.id),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 import pytest
 
-from syringa.engine.client import model_replicas
+from syringa.engine.client import model_replicas, runs
 from syringa.engine.client.model_engine import MAX_RETRIES, ModelEngine
 from syringa.engine.processes.suspects import REFUSED, fingerprint
 from syringa.errors import EngineUnavailable, InvalidRequest, RequestSuspected
@@ -213,6 +213,36 @@ async def test_request_waits_for_capacity_no_longer_than_the_queue_timeout() -> 
     await engine.close()
 
 
+async def test_wait_for_capacity_counts_in_the_queue_of_the_worker() -> None:
+    """A request waits for `queue_timeout` in all, not once for a replica and once more in its queue."""
+    engine = EngineHarness(queue_timeout=60.0).engine
+    async with workers(1) as (worker,):
+        worker.on_request = answers(7)
+        engine.update(state("loading"))
+        waiting = asyncio.create_task(engine.wait_ready())
+        await asyncio.sleep(0.01)
+        engine.update(state("loading", replica(worker, "loading")))
+        await asyncio.sleep(0)
+        engine.update(state("loaded", replica(worker)))
+        waited = (await waiting).waited
+        assert waited > 0.0
+        await engine.submit(msgspec.structs.replace(request("r"), waited=waited), lambda delta: False)
+        assert worker.requests[0].waited == waited
+    await engine.close()
+
+
+async def test_request_that_has_waited_for_capacity_waits_less_for_another_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runs, "LAST_WAIT_SECONDS", 0.01)
+    engine = EngineHarness(queue_timeout=600.0).engine
+    engine.update(msgspec.structs.replace(state("loading"), reason="no node has 2 GPUs"))
+    late = msgspec.structs.replace(request("r"), waited=599.99)
+    with pytest.raises(EngineUnavailable, match="started within 600 seconds: no node has 2 GPUs"):
+        await asyncio.wait_for(engine.submit(late, lambda delta: False), 60)
+    await engine.close()
+
+
 async def test_request_waits_for_a_replica_that_is_being_started_beyond_the_queue_timeout() -> None:
     engine = EngineHarness(queue_timeout=0.01).engine
     async with workers(1) as (worker,):
@@ -249,7 +279,7 @@ async def test_background_request_waits_for_capacity_beyond_the_queue_timeout() 
         assert not loading.done()
         assert not running.done()
         engine.update(state("loaded", replica(worker)))
-        assert (await loading).architecture
+        assert (await loading).info.architecture
         await running
         assert received == [7]
     await engine.close()

@@ -130,7 +130,7 @@ async def test_worker_serves_requests_and_retires(folder: Path, tmp_path: Path) 
     certificates = Certificates(tmp_path)
     with started(folder, max_running=4, listen="tcp:127.0.0.1:0", tls=certificates.server) as harness:
         client = await connect(harness)
-        info = await client.wait_ready()
+        info, _ = await client.wait_ready()
         assert (info.architecture, info.dtype, info.max_model_len) == ("LlamaForCausalLM", "bfloat16", 512)
         assert (info.vocab_size, info.parameters, info.kernels) == (10_000, 6, "vllm 0.32.0")
         assert harness.health.read().phase == "serving"
@@ -260,7 +260,7 @@ async def test_version_of_vllm_that_was_not_tested_is_a_warning(
     monkeypatch.setenv("FAKE_VLLM_VERSION", "0.99.1")
     with started(folder) as harness:
         client = await connect(harness)
-        assert (await client.wait_ready()).kernels == "vllm 0.99.1"
+        assert (await client.wait_ready()).info.kernels == "vllm 0.99.1"
         await client.close()
     assert "this version of vLLM was not tested: version=0.99.1 tested=0.32.x" in capfd.readouterr().err
 

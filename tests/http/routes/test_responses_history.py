@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from syringa.engine.interface import ReadyModel
 from syringa.service.responses import history
-from syringa.types import ModelInfo
 from tests.chat_models import vision_model
 from tests.client import eventually
 from tests.fake_engine import FakeEngine
@@ -110,7 +110,7 @@ class ColdEngine(FakeEngine):
         super().__init__("hello")
         self.waits, self.loaded = False, asyncio.Event()
 
-    async def wait_ready(self, *, background: bool = False) -> ModelInfo:
+    async def wait_ready(self, *, background: bool = False) -> ReadyModel:
         self.waits = True
         await self.loaded.wait()
         self.ready = True
