@@ -30,6 +30,7 @@ from tests.client import eventually, server
 from tests.console.axe import check_page
 from tests.console.browser import DESKTOP, PHONE, choose, open_menu, open_page
 from tests.e2e.server import Server, serve
+from tests.embedding_models import embedding_model
 from tests.fake_engine import FakeEngine
 from tests.http.routes.test_admin import stored_key
 from tests.http.routes.test_fleet import ClusterEngines
@@ -227,6 +228,29 @@ async def test_status_shows_figures_of_the_chosen_time(browser: Browser, config:
             await expect(tab).to_have_attribute("aria-selected", "true")
             await expect(requests.locator("dd")).to_have_text(re.compile("^4"))
         await expect(page.get_by_role("table", name="Public status").get_by_role("row").nth(1)).to_contain_text("m")
+
+
+async def test_model_that_generates_nothing_shows_the_tokens_that_it_reads(browser: Browser, config: Config) -> None:
+    async with (
+        server(FakeEngine("x"), config, model=embedding_model(id="tiny")) as http,
+        open_page(browser, address(http), path="/status") as (page, _),
+    ):
+
+        async def answer(route: Route) -> None:
+            response = await route.fetch()
+            body = await response.json()
+            read = {"prompt_tokens_per_second": [42] * len(body["times"])}
+            totals = body["all"]["totals"] | {"input_tokens": 321}
+            body["models"] = [body["all"] | {"id": "tiny", "totals": totals} | read]
+            await route.fulfill(response=response, json=body)
+
+        await page.route("**/admin/series?*", answer)
+        await page.goto(f"{address(http)}/#/models")
+        card = card_of(page, "tiny")
+        hour = card.locator(".stat", has=page.get_by_text("Last hour", exact=True))
+        await expect(hour).to_contain_text("321 tokens in")
+        await expect(card.locator(".u-series").nth(1).locator(".u-value")).to_have_text("42")
+        await page.unroute_all(behavior="ignoreErrors")
 
 
 async def test_status_of_now_does_not_depend_on_the_chosen_time(browser: Browser, config: Config) -> None:

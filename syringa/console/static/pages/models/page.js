@@ -60,6 +60,7 @@ function ModelCard({ model, traffic, admin, reload }) {
   const [waiting, setWaiting] = useState(false);
   const figures = /** @type {any} */ (traffic?.models.find((/** @type {any} */ each) => each.id === model.id));
   const stats = model.engine_stats;
+  const [tokens, speed, way] = model.capabilities.includes("completion") ? ["output_tokens", "tokens_per_second", "out"] : ["input_tokens", "prompt_tokens_per_second", "in"];
   const isUp = ["loaded", "hanging", "loading"].includes(model.status);
   const status = waiting && !isUp ? "loading" : model.status;
   const change = async () => {
@@ -90,10 +91,10 @@ function ModelCard({ model, traffic, admin, reload }) {
       ${model.prices && html`<${Stat} label="Price per million" value=${`${format.money(model.prices.input)} / ${format.money(model.prices.output)}`} detail="in / out" />`}
       ${stats && html`<${Stat} label="Running" value=${format.number(stats.running)} detail=${stats.waiting > 0 && `${stats.waiting} waiting`} />`}
       ${stats?.kv_tokens > 0 && html`<${Stat} label="KV cache" value=${format.percent(stats.kv_tokens_used / stats.kv_tokens)} detail=${`of ${format.short(stats.kv_tokens)} tokens`} />`}
-      ${admin && html`<${Stat} label="Last hour" value=${format.short(figures?.totals.requests ?? 0)} detail=${`requests, ${format.short(figures?.totals.output_tokens ?? 0)} tokens out`} />`}
+      ${admin && html`<${Stat} label="Last hour" value=${format.short(figures?.totals.requests ?? 0)} detail=${`requests, ${format.short(figures?.totals[tokens] ?? 0)} tokens ${way}`} />`}
     <//>
     ${figures && html`<${Chart} label=${`Tokens per second of ${model.id}, last hour`} height=${140} times=${traffic.times} format=${format.short}
-      series=${[{ label: "tok/s", values: figures.tokens_per_second, fill: true }]} />`}
+      series=${[{ label: "tok/s", values: figures[speed], fill: true }]} />`}
     <${Dialog} open=${shown === "configuration"} wide title=${`Configuration of ${model.id}`} onClose=${() => setShown("")}>
       <${CodeBlock} label="configuration" code=${JSON.stringify(model, null, 2)} />
     <//>
