@@ -30,6 +30,11 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome
 TIMEOUT_MS = 120_000  # generous: it only ends a test that would hang
 _MENU_MS = 5_000  # after which a menu that does not open is opened again
 DESKTOP, PHONE = (1280, 800), (360, 740)
+# Messages are shown for 4 or 8 seconds, and "Copied" on a button for 2.
+_MESSAGES_STAY = """
+const { setTimeout: begin } = window;
+window.setTimeout = (run, wait, ...values) => [2000, 4000, 8000].includes(wait) ? 0 : begin(run, wait, ...values);
+"""
 
 expect.set_options(timeout=TIMEOUT_MS)
 
@@ -91,11 +96,13 @@ async def open_page(
     size: tuple[int, int] = DESKTOP,
     dark: bool = False,
     key: str = "",
+    messages_stay: bool = False,
     **options: Any,
 ) -> AsyncIterator[tuple[Page, Watched]]:
     """Open the console of a server in a browser profile of its own. At the end, nothing may have gone wrong in it.
 
-    `path`: of a page, such as "/models". `key`: signed in with it. `options`: of Playwright's `new_context`.
+    `path`: of a page, such as "/models". `key`: signed in with it. `messages_stay`: what is shown for a few seconds
+    stays, so that a slow machine finds it. `options`: of Playwright's `new_context`.
     """
     context = await browser.new_context(
         viewport={"width": size[0], "height": size[1]},
@@ -108,6 +115,8 @@ async def open_page(
         "document.addEventListener('securitypolicyviolation', (event) => console.error("
         "`policy: ${event.violatedDirective} ${event.blockedURI} ${event.sourceFile}:${event.lineNumber}`));"
     )
+    if messages_stay:
+        await context.add_init_script(_MESSAGES_STAY)
     if key:
         await context.add_init_script(f"sessionStorage.setItem('syringa.key', {key!r})")
     page = await context.new_page()

@@ -315,7 +315,7 @@ async def test_thoughts_are_folded_and_choices_are_branches(browser: Browser) ->
 async def test_images_are_pasted_dropped_and_chosen(browser: Browser) -> None:
     async with (
         server(FakeEngine("A picture."), model=vision_model()) as http,
-        open_page(browser, address(http)) as (page, _),
+        open_page(browser, address(http), messages_stay=True) as (page, _),
     ):
         attach = page.get_by_role("button", name="Attach images")
         await expect(attach).to_be_visible()
@@ -346,7 +346,10 @@ async def test_images_are_pasted_dropped_and_chosen(browser: Browser) -> None:
 
 @pytest.mark.slow
 async def test_dropped_image_is_refused_for_a_model_that_reads_none(browser: Browser) -> None:
-    async with server(FakeEngine("x"), model=plain_model()) as http, open_page(browser, address(http)) as (page, _):
+    async with (
+        server(FakeEngine("x"), model=plain_model()) as http,
+        open_page(browser, address(http), messages_stay=True) as (page, _),
+    ):
         await expect(page.locator(".chat-model").get_by_text("loaded", exact=True)).to_be_visible()
         await page.get_by_role("log", name="Messages").evaluate(DRAG, ["drop", PIXEL, "image/png"])
         await expect(page.get_by_role("status").filter(has_text="fake does not read images.")).to_be_visible()

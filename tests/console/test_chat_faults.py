@@ -265,7 +265,7 @@ async def test_imported_message_is_shown_without_the_values_that_it_cannot_have(
     twice = {**good, "threads": [{**thread, "messages": [message, {**message, "parent": "a"}]}]}
     async with (
         server(FakeEngine("x"), model=plain_model()) as http,
-        open_page(browser, address(http), size=WIDE) as (page, _),
+        open_page(browser, address(http), size=WIDE, messages_stay=True) as (page, _),
     ):
         picker = page.get_by_label("Import a conversation", exact=True)
         for data, said in ((twice, "an id of its own"), (good, "was imported")):
@@ -284,7 +284,7 @@ async def test_imported_message_is_shown_without_the_values_that_it_cannot_have(
 async def test_conversation_that_two_tabs_change_becomes_two(browser: Browser) -> None:
     async with (
         server(FakeEngine("Hello!"), model=plain_model()) as http,
-        open_page(browser, address(http), size=WIDE) as (page, _),
+        open_page(browser, address(http), size=WIDE, messages_stay=True) as (page, _),
     ):
         await ask_and_finish(page, "Begin")
         await page.wait_for_function(STORES, arg=[FINISHED, 1])

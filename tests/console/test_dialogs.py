@@ -22,10 +22,6 @@ WITHOUT_COPYING = """
 Object.defineProperty(navigator, 'clipboard', { value: undefined });
 document.execCommand = () => false;
 """
-MESSAGES_STAY = """
-const { setTimeout: begin } = window;
-window.setTimeout = (run, wait, ...values) => wait === 8000 ? 0 : begin(run, wait, ...values);
-"""
 
 
 @pytest.fixture
@@ -100,9 +96,9 @@ async def test_new_key_is_shown_until_it_was_copied(browser: Browser, config: Co
 async def test_message_is_shown_and_dismissed_while_a_dialog_is_open(browser: Browser, config: Config) -> None:
     async with (
         server(FakeEngine("x"), config, model=plain_model(id="m")) as http,
-        open_page(browser, address(http), path="/status") as (page, _),
+        open_page(browser, address(http), path="/status", messages_stay=True) as (page, _),
     ):
-        await page.add_init_script(WITHOUT_COPYING + MESSAGES_STAY)
+        await page.add_init_script(WITHOUT_COPYING)
         await page.goto(f"{address(http)}/#/models")
         await page.reload()
         await choose(page, page.get_by_role("button", name="More about m", exact=True), "Configuration")

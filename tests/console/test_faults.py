@@ -121,7 +121,7 @@ async def test_imported_conversation_with_a_cycle_is_refused(browser: Browser) -
     bad = {**good, "threads": [{**thread, "messages": [{**message, "parent": "b"}, {**message, "id": "b"}]}]}
     async with (
         server(FakeEngine("x"), model=plain_model()) as http,
-        open_page(browser, address(http), size=WIDE) as (page, _),
+        open_page(browser, address(http), size=WIDE, messages_stay=True) as (page, _),
     ):
         picker = page.get_by_label("Import a conversation")
         for data, said in ((bad, "before the one that it follows"), (good, "was imported")):
@@ -204,7 +204,10 @@ async def test_proxy_without_a_server_does_not_count_as_one(browser: Browser) ->
 async def test_key_is_copied_without_a_clipboard_and_focus_returns(browser: Browser, tmp_path: Path) -> None:
     async with (
         server(FakeEngine("x"), with_database(tmp_path), model=plain_model()) as http,
-        open_page(browser, address(http), permissions=["clipboard-read", "clipboard-write"]) as (page, _),
+        open_page(browser, address(http), messages_stay=True, permissions=["clipboard-read", "clipboard-write"]) as (
+            page,
+            _,
+        ),
     ):
         await page.add_init_script(WITHOUT_CLIPBOARD)
         await page.goto(f"{address(http)}/#/keys")
