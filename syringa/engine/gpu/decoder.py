@@ -158,15 +158,13 @@ class GpuDecoder:
         self, rows: ModelInput, sampled: torch.Tensor, cache: GpuCache, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         x = self.hidden_states(rows, sampled, cache)
-        if rows.logit_rows is not None:
-            x = x.index_select(0, rows.logit_rows)
         if out is None:
             out = torch.empty(len(x), len(self.head), dtype=torch.float32, device=x.device)
         return self.ops.compute_logits(x, self.head, out)
 
     @torch.inference_mode()
     def hidden_states(self, rows: ModelInput, sampled: torch.Tensor, cache: GpuCache) -> torch.Tensor:
-        """Return the normalized output of the last layer for all rows, in the model's precision."""
+        """Return the normalized output of the last layer for `logit_rows`, in the model's precision."""
         self.ops.begin_step(len(rows.tokens), rows.prefill is None)
         x = self.ops.embed(self.embedding, rows.tokens, rows.token_sources, sampled)
         decode_only = rows.prefill is None and rows.logit_rows is None
@@ -207,6 +205,8 @@ class GpuDecoder:
         for layer, caches, next_norm in zip(self.layers, self._caches(cache), norms, strict=True):
             gates = None if layer.gates is None else self._matmul(normed, layer.gates)
             mixed = self._mix(layer, self._matmul(normed, layer.qkv), gates, rows, *caches)
+            if layer is self.layers[-1] and rows.logit_rows is not None:  # only keys, values and states need all rows
+                mixed, x = mixed.index_select(0, rows.logit_rows), x.index_select(0, rows.logit_rows)
             normed = ops.add_rms_norm(self._matmul(mixed, layer.out), x, layer.post_norm, eps)
             mlp = layer.mlp
             if isinstance(mlp, GpuExperts):

@@ -77,10 +77,13 @@ class Decoder:
         x = self.embedding[step.tokens].float()
         for i, layer in enumerate(self.layers):
             qkv = layer.qkv(ops.rms_norm(x, layer.input_norm, eps))
-            layer.out(ops.attention(i, qkv, step, cache.layers[i]), add_to=x)
+            attended = ops.attention(i, qkv, step, cache.layers[i])
+            if i == len(self.layers) - 1:  # only keys and values need all rows
+                attended, x = attended[step.logit_rows], x[step.logit_rows]
+            layer.out(attended, add_to=x)
             gate_up = layer.gate_up(ops.rms_norm(x, layer.post_norm, eps))
             layer.down(ops.silu_mul(gate_up), add_to=x)
-        return self.head(ops.rms_norm(x[step.logit_rows], self.norm, eps))
+        return self.head(ops.rms_norm(x, self.norm, eps))
 
 
 def load_layers(

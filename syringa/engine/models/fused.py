@@ -59,18 +59,18 @@ class FusedDecoder:
     @torch.inference_mode()
     def forward(self, step: StepTensors, cache: CacheTensors) -> torch.Tensor:
         x = self.embedding[step.tokens].float()
-        rows = StepRows(x.data_ptr(), step.positions.data_ptr(), step.slot_mapping.data_ptr(), len(x))
-        if step.is_interrupted is None:
-            self._run(self._stack, 0, rows, step, cache)
-        else:
-            for first, part in self._parts:
-                if step.is_interrupted():
-                    raise StepInterrupted
-                self._run(part, first, rows, step, cache)
-            if step.is_interrupted():
+        addresses = (each.data_ptr() for each in (x, step.positions, step.slot_mapping))
+        rows = StepRows(*addresses, len(x), step.logit_rows.data_ptr(), num_kept=len(x))
+        parts = [(0, self._stack)] if step.is_interrupted is None else self._parts
+        for first, part in parts:
+            if step.is_interrupted is not None and step.is_interrupted():
                 raise StepInterrupted
-        if len(step.logit_rows) != len(x):
-            x = x[step.logit_rows]
+            if part is parts[-1][1]:
+                rows.num_kept = len(step.logit_rows)
+            self._run(part, first, rows, step, cache)
+        if step.is_interrupted is not None and step.is_interrupted():
+            raise StepInterrupted
+        x = x[: len(step.logit_rows)]
         return self.head(self.ops.rms_norm(x, self.norm, self.config.eps))
 
     def _run(self, stack: DecoderStack, first: int, rows: StepRows, step: StepTensors, cache: CacheTensors) -> None:

@@ -142,8 +142,10 @@ class HybridDecoder:
         x = self.embedding[step.tokens].float()
         for layer in self.layers:
             layer.mixer(ops.rms_norm(x, layer.input_norm, eps), x, step, cache)
+            if layer is self.layers[-1]:  # only keys, values and states need all rows
+                x = x[step.logit_rows]
             layer.mlp(ops.rms_norm(x, layer.post_norm, eps), x)
-        return self.head(ops.rms_norm(x[step.logit_rows], self.norm, eps))
+        return self.head(ops.rms_norm(x, self.norm, eps))
 
 
 def load_hybrid_layers(

@@ -85,6 +85,9 @@ def test_gpu_decoder_logits_match_transformers(tiny_model: Any, name: str) -> No
     for batch in (run(loaded, PROMPTS), run(loaded, PROMPTS, chunk=15), run(loaded, PROMPTS, chunk=1)):
         for logits, wanted in zip(batch, expected, strict=True):
             assert difference(logits, wanted) < 1e-3
+    wanted = torch.stack([each[-1] for each in expected])  # the last layer's output is computed for these rows only
+    last = torch.tensor([len(prompt) for prompt in PROMPTS]).cumsum(0) - 1
+    assert difference(run(loaded, PROMPTS, rows=last.tolist())[0], wanted) < 1e-3
 
 
 def test_rotary_share_of_glm_is_a_half_unless_it_is_stated(tmp_path: Path) -> None:

@@ -124,6 +124,15 @@ def test_decoder_bf16_and_int8_are_accurate_and_batch_invariant(tiny_model: Any,
         assert torch.equal(alone, run(loaded, PROMPTS, chunk=13)[0]), dtype
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+def test_logits_of_some_rows_are_those_of_all(tiny_model: Any, dtype: str) -> None:
+    """The last layer's output is computed for those rows only."""
+    loaded = load(tiny_model("qwen3")[0], dtype)
+    whole = torch.cat(run(loaded, PROMPTS))
+    for rows in ([44, 47, 117, 133], [0], range(5, 90), []):
+        assert torch.equal(run(loaded, PROMPTS, rows=rows)[0], whole[list(rows)])
+
+
 @pytest.mark.parametrize(
     ("family", "changes"),
     [

@@ -91,6 +91,8 @@ def test_hybrid_bf16_and_int8_are_accurate_and_batch_invariant(hybrid_model: Any
         assert torch.equal(alone, run(loaded, LONG_PROMPTS)[-1]), dtype
         assert torch.equal(alone, run(loaded, LONG_PROMPTS, chunk=13)[-1]), dtype
         assert torch.equal(alone[:70], run(loaded, [prompt[:70]], chunk=1)[0]), dtype
+        for rows in ([3, len(prompt) - 1], []):  # the last layer's output is computed for them only
+            assert torch.equal(run(loaded, [prompt], rows=rows)[0], alone[rows]), dtype
 
 
 def test_hybrid_language_model_is_read_from_folder_with_vision_tower(tmp_path: Path) -> None:

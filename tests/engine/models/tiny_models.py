@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,8 +51,13 @@ def save_tokenizer(folder: Path) -> None:
     Tokenizer(WordLevel({f"t{i}": i for i in range(160)}, unk_token="t0")).save(str(folder / "tokenizer.json"))
 
 
-def run(loaded: LoadedModel, prompts: list[list[int]], chunk: int = 0) -> list[torch.Tensor]:
-    """Return the logits of every token. All prompts run in one batch, in chunks of `chunk` tokens (0: whole)."""
+def run(
+    loaded: LoadedModel, prompts: list[list[int]], chunk: int = 0, rows: Sequence[int] | None = None
+) -> list[torch.Tensor]:
+    """Return the logits of every token. All prompts run in one batch, in chunks of `chunk` tokens (0: whole).
+
+    `rows`: compute the logits of these rows of the batch only, and return them as one tensor.
+    """
     needed = [-(-len(prompt) // BLOCK_SIZE) for prompt in prompts]
     states = loaded.cache.states.allocate(len(prompts)) if loaded.cache.states is not None else None
     cache = loaded.cache.allocate(sum(needed), states)
@@ -70,9 +76,11 @@ def run(loaded: LoadedModel, prompts: list[list[int]], chunk: int = 0) -> list[t
             for _, s in left
         ]
         counts = [item.count for item in items]
-        step = build_step_tensors(items, range(sum(counts)))
+        step = build_step_tensors(items, range(sum(counts)) if rows is None else rows)
         step.states = locate_states(items) if states is not None else None
         logits = loaded.model.forward(step, cache)
+        if rows is not None:
+            return [logits]
         for (i, _), part in zip(left, logits.split(counts), strict=True):
             found[i].append(part)
         if not chunk:

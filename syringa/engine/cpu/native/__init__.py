@@ -109,7 +109,14 @@ class DecoderStack(ctypes.Structure):
 
 
 class StepRows(ctypes.Structure):
-    _fields_ = [("x", c_void_p), ("positions", c_void_p), ("slots", c_void_p), ("rows", c_int)]
+    _fields_ = [
+        ("x", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("rows", c_int),
+        ("kept", c_void_p),
+        ("num_kept", c_int),
+    ]
 
 
 class PackedRows(ctypes.Structure):
