@@ -6,7 +6,13 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from syringa.engine.gpu.decoder import GpuDecoder, GpuMlp
-from syringa.engine.gpu.kernels.batch_invariant_matmul import TILED_CONFIGS, TiledMatmulConfig, batch_invariant_matmul
+from syringa.engine.gpu.kernels.batch_invariant_matmul import (
+    DESCRIBED_CONFIGS,
+    TILED_CONFIGS,
+    TiledMatmulConfig,
+    batch_invariant_matmul,
+    loads_by_descriptors,
+)
 from syringa.engine.gpu.kernels.prefill_attention import prefill_attention, query_tiles
 from syringa.engine.gpu.ops.base import GpuOps
 from syringa.engine.loading.loaded_model import LoadedModel
@@ -59,7 +65,7 @@ def matmul_is_batch_invariant(
         out = torch.empty(len(rows), len(weight), dtype=dtype or weight.dtype, device=weight.device)
         return batch_invariant_matmul(rows, weight, bias, out, config)
 
-    first, *others = TILED_CONFIGS
+    first, *others = DESCRIBED_CONFIGS if loads_by_descriptors(weight) else TILED_CONFIGS
     whole = matmul(x, first)
     same = all(torch.equal(matmul(x, config), whole) for config in others)
     return same and all(

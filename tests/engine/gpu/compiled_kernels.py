@@ -21,6 +21,8 @@ from triton.language import target_info
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from syringa.engine.gpu.kernels import (
+    batch_invariant_attention,
+    batch_invariant_matmul,
     decode_attention,
     delta_net,
     elementwise,
@@ -44,9 +46,10 @@ from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
 WARP = 32
 FP8_CAPABILITY = 89
-PRODUCTS = (elementwise, fixed_point, fp8, gemv, int4_gemv, moe, quantized_gemm, skinny_gemm)
-MODULES = (*PRODUCTS, decode_attention, prefill_attention, delta_net)
+PRODUCTS = (elementwise, fixed_point, fp8, gemv, int4_gemv, moe, quantized_gemm, skinny_gemm, batch_invariant_matmul)
+MODULES = (*PRODUCTS, decode_attention, batch_invariant_attention, prefill_attention, delta_net)
 ROWS = (1, 8, 16, 32, 64)
+MANY_ROWS = (100, 128, 256, 4000)
 MOE_TOKENS = (1, 64, 160, 900, 4000)
 INPUTS, OUTPUTS, EXPERTS, TOP_K = 4096, (4096, 12288), 128, 8
 HEADS, KV_HEADS, HEAD_SIZES = 32, 4, (64, 80, 96, 128, 256)
@@ -138,6 +141,9 @@ def run_products(*, fp8_numbers: bool) -> None:
                 linear(x, empty(height, INPUTS), gated=gated)
                 for kind in ("int4", *in_fp8):
                     quantized_linear(x, make_weight(kind, height, INPUTS), gated=gated)
+    for rows in (*ROWS, *MANY_ROWS):
+        for outputs in OUTPUTS:
+            batch_invariant_matmul.batch_invariant_matmul(empty(rows, INPUTS), empty(outputs, INPUTS))
     for tokens in MOE_TOKENS:
         x, logits = empty(tokens, 2048), empty(tokens, EXPERTS)
         moe.moe_mlp(x, logits, empty(EXPERTS, 1536, 2048), empty(EXPERTS, 2048, 768), TOP_K)
@@ -161,6 +167,9 @@ def run_attention(*, fp8_numbers: bool) -> None:
                     qkv, lengths = empty(rows, (HEADS + 2 * KV_HEADS) * size), integers(rows)
                     new = decode_attention.NewTokens(lengths, (rotary, rotary), (norms, norms), 1e-6)
                     tables = integers(rows, CONTEXT // BLOCK_SIZE)
+                    batch_invariant_attention.batch_invariant_decode_attention(
+                        qkv, keys, keys, tables, lengths, HEADS, window=window
+                    )
                     for tokens in (None, new):  # of mixed steps, and of decode steps
                         decode_attention.decode_attention(
                             qkv, keys, keys, tables, lengths, HEADS, new=tokens, window=window

@@ -12,6 +12,7 @@ import pytest
 from syringa.engine.gpu.kernels import reference
 from syringa.engine.gpu.kernels.batch_invariant_attention import batch_invariant_decode_attention
 from syringa.engine.gpu.kernels.batch_invariant_matmul import (
+    DESCRIBED_CONFIGS,
     TILED_CONFIGS,
     TiledMatmulConfig,
     batch_invariant_matmul,
@@ -28,17 +29,28 @@ from tests.engine.gpu.kernel_inputs import (
     relative_error,
 )
 
-TILES = [SkinnyConfig(16, 64, 1, 1), TiledMatmulConfig(32, 16, 32, 1, 1, group=2), TiledMatmulConfig(16, 64, 16, 1, 1)]
+TILES = [
+    SkinnyConfig(16, 64, 1, 1),
+    TiledMatmulConfig(32, 16, 32, 1, 1, group=2),
+    TiledMatmulConfig(16, 64, 16, 1, 1),
+    TiledMatmulConfig(32, 16, 32, 1, 1, group=2, resident=1),  # from here on with descriptors
+    TiledMatmulConfig(16, 64, 16, 1, 1, resident=2),
+    TiledMatmulConfig(16, 256, 16, 1, 1, resident=1),  # stored in halves
+]
 
 
 @pytest.mark.parametrize("config", [None, *TILES], ids=str)
-@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 40, 96), (5, 130, 50), (64, 33, 32), (70, 100, 70)])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"), [(1, 40, 96), (17, 130, 52), (64, 33, 32), (70, 100, 68), (80, 300, 32)]
+)
 @pytest.mark.parametrize("bias", [False, True])
 def test_matmul_matches_reference(
     config: SkinnyConfig | TiledMatmulConfig | None, rows: int, outputs: int, inputs: int, bias: bool
 ) -> None:
     if isinstance(config, SkinnyConfig) and rows > SKINNY_ROWS:
         pytest.skip("more rows than the kernel supports")
+    if isinstance(config, TiledMatmulConfig) and config.resident and rows < config.rows:
+        pytest.skip("fewer rows than a tile has")
     x, weight = random(rows, inputs), random(outputs, inputs, seed=1)
     offset = random(outputs, seed=2) if bias else None
     out = batch_invariant_matmul(x, weight, offset, out=nan_filled(rows, outputs), config=config)
@@ -47,18 +59,24 @@ def test_matmul_matches_reference(
 
 def test_matmul_accepts_strided_rows() -> None:
     x, weight = random(70, 3 * 40)[:, 40:80], random(24, 40, seed=1)
-    for rows in (x[:3], x):
-        assert relative_error(batch_invariant_matmul(rows, weight), reference.linear(rows, weight)) < FP32_TOLERANCE
+    for rows, config in ((x[:3], None), (x, None), (x, TILES[-1])):
+        out = batch_invariant_matmul(rows, weight, config=config)
+        assert relative_error(out, reference.linear(rows, weight)) < FP32_TOLERANCE
     assert batch_invariant_matmul(x[:0], weight).shape == (0, 24)
 
 
+@pytest.mark.parametrize("described", [False, True])
 @pytest.mark.parametrize("outputs", [64, 1024, 4096, 24576, 151936])
-def test_matmul_never_splits_inputs(outputs: int) -> None:
+def test_matmul_never_splits_inputs(outputs: int, described: bool) -> None:
     """Split inputs would be summed in another order."""
-    for rows in (1, 2, 16, 17, 64, 65, 256, 8192):
-        config = choose_config(rows, outputs)
+    for rows in (1, 2, 16, 17, 64, 65, 127, 128, 256, 8192):
+        config = choose_config(rows, outputs, described=described)
         assert isinstance(config, SkinnyConfig) == (rows <= SKINNY_ROWS)
-        assert config in TILED_CONFIGS or (isinstance(config, SkinnyConfig) and config.splits == 1)
+        if isinstance(config, SkinnyConfig):
+            assert config.splits == 1
+        else:
+            assert config in (DESCRIBED_CONFIGS if described else TILED_CONFIGS)
+            assert config.rows <= rows or not described
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "size", "block", "window"), ATTENTION_SHAPES)

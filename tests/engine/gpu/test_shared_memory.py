@@ -65,6 +65,13 @@ def test_kernels_compile_and_fit_in_shared_memory(tmp_path: Path, capability: in
     assert result.returncode == 0, result.stderr[-3000:]
     found: dict[str, float] = json.loads(result.stdout)
     assert len(found) > 20
-    for name in ("_decode_kernel", "_prefill_kernel", "_scan_kernel", "_inverse_kernel", "_delta_decode_kernel"):
+    for name in (
+        "_decode_kernel",
+        "_prefill_kernel",
+        "_scan_kernel",
+        "_inverse_kernel",
+        "_delta_decode_kernel",
+        "_tiled",
+    ):
         assert any(each.startswith(name) for each in found)
     assert not {name: size for name, size in found.items() if size > kib}
