@@ -258,6 +258,9 @@ class HttpConnection(WriteTimeout, SlicedReader, HttpToolsProtocol):
         if not self._upgrading:  # otherwise the parser has not looked for a body
             self._complete, self._request_bytes = True, 0
             super().on_message_complete()
+            if not self.pipeline:
+                # After a long body, reading is paused, and the end of the connection would not be noticed.
+                self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         self._limits.pool.end(self)

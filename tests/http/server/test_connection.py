@@ -377,3 +377,27 @@ async def test_disconnect_discards_pipelined_requests() -> None:
         assert await eventually(lambda: not engine.running)
         await settle()
         assert len(engine.requests) == 1
+
+
+async def test_socket_is_read_after_a_long_body_so_that_a_disconnect_is_noticed() -> None:
+    bodies: list[int] = []
+
+    async def read_body_and_wait(scope: Any, receive: Any, send: Any) -> None:
+        received, message = 0, {"more_body": True}
+        while message["more_body"]:
+            message = await receive()
+            received += len(message["body"])
+        bodies.append(received)
+        await asyncio.Event().wait()
+
+    connection, transport = create_connection(read_body_and_wait)
+    connection.data_received(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100001\r\n\r\nx")
+    await settle()
+    connection.data_received(b"x" * 100_000)  # more than is held before the app reads it
+    assert await eventually(lambda: bodies)
+    assert not transport.reading_paused
+    connection.data_received(HEALTH_REQUEST)
+    assert transport.reading_paused, "until the next request is begun"
+    connection.connection_lost(None)
+    await settle()
+    assert bodies == [100_001]
