@@ -28,8 +28,18 @@ logger = logging.getLogger("syringa.worker")
 CUDA_GRAPH_RESERVE = 1 << 30  # bytes for CUDA graphs and library workspaces
 STATE_SHARE = 4  # a hybrid model's states take a fourth of the memory beside the weights at most
 CPU_BLOCKS = 256  # cache size without a GPU, in tests
-# Prefill tokens and rows of logits of steps that together use all kernels and tile sizes of mixed steps.
-COMPILED_STEPS = ((4, 1), (16, 3), (48, 24), (112, 48), (250, 80), (700, 1), (2000, 1), (5000, 1))
+# Prefill tokens, their sequences, and rows of logits of steps that together use all kernels and tile sizes of mixed
+# steps.
+COMPILED_STEPS = (
+    (4, 1, 1),
+    (16, 1, 3),
+    (48, 1, 24),
+    (112, 1, 48),
+    (250, 1, 80),
+    (700, 16, 1),
+    (2000, 1, 1),
+    (5000, 1, 1),
+)
 
 
 @dataclass(frozen=True)
@@ -111,24 +121,27 @@ class GpuModel:
         before = torch.cuda.memory_allocated(device)
         states = self.shape.states.allocate(1) if self.shape.states is not None else None
         cache = self.shape.allocate(-(-tokens // BLOCK_SIZE) + 1, states)
-        self._run_dummy_step(cache, tokens, 1)
+        self._run_dummy_step(cache, tokens, 1, 1)
         torch.cuda.synchronize(device)
         cached = cache.keys.nbytes + cache.values.nbytes
         cached += states.conv.nbytes + states.recurrent.nbytes if states is not None else 0
         peak = max(0, torch.cuda.max_memory_allocated(device) - before - cached)
-        for smaller, num_logits in COMPILED_STEPS:
+        for smaller, sequences, num_logits in COMPILED_STEPS:
             if smaller < tokens:
-                self._run_dummy_step(cache, smaller, num_logits)
+                self._run_dummy_step(cache, smaller, sequences, num_logits)
         few = BLOCK_SIZE // 2
         if tokens > few:  # attention over keys of earlier steps has a kernel of its own
-            self._run_dummy_step(cache, few, 1, cached=few)
+            self._run_dummy_step(cache, few, 1, 1, cached=few)
         torch.cuda.synchronize(device)
         return peak
 
-    def _run_dummy_step(self, cache: Any, tokens: int, num_logits: int, cached: int = 0) -> None:
-        """Run a step with decode and prefill rows that computes this many rows of logits, after `cached` tokens."""
+    def _run_dummy_step(self, cache: Any, tokens: int, sequences: int, num_logits: int, cached: int = 0) -> None:
+        """Run a step with decode and prefill rows that computes this many rows of logits, after `cached` tokens.
+
+        `sequences`: at least so many share the prefill rows.
+        """
         device, num_decodes = self.shape.device, 8
-        longest = min(self.max_model_len, tokens)
+        longest = min(self.max_model_len, -(-tokens // sequences))
         counts = [min(longest, tokens - i) for i in range(0, tokens, longest)]
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         first = np.full(len(counts), cached, dtype=np.int32)
@@ -146,8 +159,8 @@ class GpuModel:
         logit_rows = torch.zeros(num_logits, dtype=torch.int64, device=device)
         rows_input = ModelInput(token, source, slot, table[:num_decodes], length, prefill, logit_rows)
         if self.shape.states is not None:
-            sequences = num_decodes + len(counts)  # all of them in one slot
-            rows_input.states = make_state_rows([0] * sequences, first.tolist(), counts, [(0, 0)] * len(counts), device)
+            slot_of_each = [0] * (num_decodes + len(counts))
+            rows_input.states = make_state_rows(slot_of_each, first.tolist(), counts, [(0, 0)] * len(counts), device)
         self.decoder.forward(rows_input, logit_rows[:1], cache)
 
     def make_runner(

@@ -110,7 +110,8 @@ def _delta_decode_kernel(
         tl.store(out, y.to(out_ptr.dtype.element_ty), value < VALUES)
 
 
-@triton.jit
+# The slots of prefill rows follow those of decode rows: aligned or not.
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["slots_ptr"])
 def _conv_prefill_kernel(
     x_ptr, weight_ptr, state_ptr, slots_ptr, starts_ptr, first_ptr, sequences_ptr, out_ptr, rows, x_stride, out_stride,
     slot_stride, CHANNELS: tl.constexpr, KERNEL: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
@@ -133,7 +134,7 @@ def _conv_prefill_kernel(
     tl.store(out, (y * tl.sigmoid(y)).to(out_ptr.dtype.element_ty), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _conv_state_kernel(
     x_ptr, state_ptr, slots_ptr, starts_ptr, first_ptr, snapshot_rows_ptr, snapshot_slots_ptr, x_stride, slot_stride,
     CHANNELS: tl.constexpr, KERNEL: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
@@ -228,7 +229,7 @@ def _inverse_kernel(
     tl.store(inverse_ptr + at + i[:, None] * SIZE + i[None, :], inverse)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _scan_kernel(
     mixed_ptr, inverse_ptr, decays_ptr, betas_ptr, state_ptr, slots_ptr, starts_ptr, first_ptr, chunk_starts_ptr,
     snapshot_rows_ptr, snapshot_slots_ptr, out_ptr, mixed_stride, out_stride, slot_stride,
