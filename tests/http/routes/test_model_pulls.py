@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from syringa.api.models.served_model import ModelCard
 from syringa.errors import ModelError
 from syringa.http.routes import model_pulls
 from syringa.modelfiles.download import RemoteFile
@@ -205,13 +206,11 @@ async def test_model_is_loaded_and_unloaded(file: str, path: str, monkeypatch: p
         monkeypatch.setattr("syringa.http.routes.model_admin.ModelRegistry.show", cold)
         answer = await http.post(f"/admin/models/{id}/load")
         assert (answer.json()["status"], answer.json()["loaded"]) == ("loading", None)
+        assert answer.json()["loading"] == {"phase": "queued", "fraction": None, "seconds": 0.0}
         await asyncio.wait_for(loaded.wait(), 60)
         for action in ("load", "unload"):
             assert (await http.post(f"/admin/models/nobody/{action}")).status_code == 404
 
 
-async def cold(self: object, name: str) -> Any:
-    class Card:
-        status = "cold"
-
-    return Card()
+async def cold(self: object, name: str) -> ModelCard:
+    return ModelCard(id=name, created=0, status="cold")
