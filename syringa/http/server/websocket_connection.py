@@ -1,7 +1,7 @@
 """WebSocket connections: uvicorn's protocol, with limits on what a hostile client can cost.
 
 - Small frames are limited by number: a client that sends more is disconnected with 1008.
-- The fragments of a message are joined as they arrive.
+- The fragments of a message are joined as they arrive; text that is not UTF-8 closes the connection with 1007.
 - Handshakes that fail are answered in the error envelope.
 - When connections run out, it may be closed in favor of another one, with 1013 (see `connection_pool`).
 
@@ -30,7 +30,7 @@ SMALL_FRAME_BYTES = 128
 SMALL_FRAME_BURST = 5000  # small frames that may arrive at once
 SMALL_FRAMES_PER_SECOND = 1000
 LINGER_SECONDS = 2.0  # after a close: an immediate one could discard the last frame while the client is still sending
-_POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013
+_INVALID_DATA, _POLICY_VIOLATION, _TRY_AGAIN_LATER = 1007, 1008, 1013
 _TOO_MANY_CONNECTIONS = "too many connections: an idle one of the organization with the most was closed"
 _TOO_MANY_FRAMES = "too many small frames: send a message in one frame"
 
@@ -145,6 +145,15 @@ class WebSocketConnection(WriteTimeout, SlicedReader, WebSocketsSansIOProtocol):
         if event.fin:
             self.send_receive_event_to_app()
 
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text" and not _is_utf8(self.frames[0]):  # uvicorn's would log it as an error
+            self.frames = []
+            if not self.close_sent:
+                self.conn.send_close(_INVALID_DATA)
+                self.handle_parser_exception()
+            return
+        super().send_receive_event_to_app()
+
     def handle_parser_exception(self) -> None:
         """Close the connection with the code that was sent, after the client had time to read it."""
         closing = self.conn.close_sent
@@ -168,6 +177,14 @@ class WebSocketConnection(WriteTimeout, SlicedReader, WebSocketsSansIOProtocol):
             self.handle_parser_exception()
         else:  # the handshake is incomplete, or the client goes on after it was told that the connection is closed
             self.transport.abort()
+
+
+def _is_utf8(data: bytes | bytearray) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class _ServerProtocol(ServerProtocol):

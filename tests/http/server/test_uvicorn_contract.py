@@ -37,7 +37,7 @@ ATTRIBUTES: dict[type, tuple[str, ...]] = {
     ),
     WebSocketsSansIOProtocol: (
         *("config", "conn", "handshake_initiated", "transport", "loop", "logger", "frames", "read_paused", "queue"),
-        *("close_sent", "close_timer", "handshake_complete", "scope"),
+        *("close_sent", "close_timer", "handshake_complete", "scope", "curr_msg_data_type"),
     ),
     FlowControl: ("read_paused", "write_paused"),
     uvicorn.Server: ("server_state", "should_exit"),

@@ -98,6 +98,18 @@ async def test_websocket_accepts_fragmented_messages(size: int) -> None:
             assert b"not 'xxx" in await client.reader.readuntil(b"xxx")
 
 
+@pytest.mark.parametrize("message", [frame(FINAL | TEXT, b"\xff"), frame(TEXT, b"\xe2\x82") + frame(FINAL, b"x")])
+async def test_websocket_text_that_is_not_utf8_is_closed_and_not_logged_as_an_error(
+    caplog: pytest.LogCaptureFixture, message: bytes
+) -> None:
+    async with running_server() as server, server.client() as client:
+        await open_websocket(client)
+        client.send(message)
+        async with asyncio.timeout(60):
+            assert (await client.reader.read())[2:4] == (1007).to_bytes(2, "big")
+    assert caplog.records == []
+
+
 class AcceptingApp:
     """Accepts a WebSocket, and receives as many messages as the test allows."""
 
