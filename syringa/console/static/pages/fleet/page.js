@@ -71,7 +71,7 @@ function Nodes({ nodes, onDrain }) {
     { key: "replicas", label: "Replicas", numeric: true, sort: (row) => row.replicas },
     { key: "drain", label: html`<span class="visually-hidden">Action</span>`, render: (row) => row.state === "ready" && row.name !== "local" && html`<${Button} size="small" aria-label=${`Drain node ${row.name}`} onClick=${() => onDrain({ kind: "node", name: row.name })}>Drain<//>` },
   ];
-  return html`<${Card} class="flush" title="Nodes"><${Table} caption="Nodes" columns=${columns} rows=${nodes} rowKey=${(row) => row.name}
+  return html`<${Card} class="flush" title="Nodes"><${Table} caption="Nodes" columns=${columns} rows=${nodes} rowKey=${(row) => row.name} initialSort=${{ key: "name", descending: false }}
     empty=${html`<${EmptyState} icon="fleet" title="No nodes">Let a machine join with syringa cluster join ADDRESS --token TOKEN.<//>`} /><//>`;
 }
 
