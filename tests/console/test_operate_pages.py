@@ -28,7 +28,7 @@ from syringa.service.app_state import AppState
 from tests.chat_models import plain_model
 from tests.client import eventually, server
 from tests.console.axe import check_page
-from tests.console.browser import DESKTOP, PHONE, choose, open_menu, open_page
+from tests.console.browser import DESKTOP, PHONE, choose, open_page
 from tests.e2e.server import Server, serve
 from tests.embedding_models import embedding_model
 from tests.fake_engine import FakeEngine
@@ -59,41 +59,6 @@ def card_of(page: Page, model: str) -> Locator:
 def smollm2() -> Iterator[Server]:
     with serve("--served-model-name", "smollm2", "--max-model-len", "512", "--requests-per-minute", "0") as running:
         yield running
-
-
-@SIZES
-async def test_model_is_unloaded_and_loaded(browser: Browser, smollm2: Server, size: tuple[int, int]) -> None:
-    async with open_page(browser, smollm2.url, path="/models", size=size) as (page, _):
-        card = card_of(page, "smollm2")
-        await expect(card.get_by_text("loaded", exact=True)).to_be_visible()
-        await expect(card.get_by_text("Memory", exact=True)).to_be_visible()
-        await expect(card.locator(".stat", has_text="Context").locator("dd")).to_contain_text("512")
-        await expect(card.locator(".stat", has_text="Memory").locator("dd")).to_contain_text("MB")
-        await check_page(page)
-        await card.get_by_role("button", name="Unload smollm2", exact=True).click()
-        await expect(card.get_by_text("cold", exact=True)).to_be_visible()
-        await card.get_by_role("button", name="Load smollm2", exact=True).click()
-        await expect(card.get_by_text("loaded", exact=True)).to_be_visible()
-
-
-@SIZES
-async def test_model_is_removed(browser: Browser, smollm2: Server, size: tuple[int, int]) -> None:
-    async with httpx.AsyncClient(base_url=smollm2.url, timeout=60) as http:
-        added = await http.put("/admin/models/spare", json={"path": "default", "max_model_len": 256})
-        assert added.status_code == 200, added.text
-    async with open_page(browser, smollm2.url, path="/models", size=size) as (page, _):
-        card = card_of(page, "spare")
-        await expect(card.get_by_text("cold", exact=True)).to_be_visible()
-        more = card.get_by_role("button", name="More about spare", exact=True)
-        await choose(page, more, "Configuration")
-        await expect(page.get_by_role("dialog")).to_contain_text('"max_model_len": 256')
-        await page.keyboard.press("Escape")
-        await expect(page.get_by_role("dialog")).to_have_count(0)
-        await choose(page, more, "Remove")
-        await page.get_by_role("dialog").get_by_role("button", name="Remove", exact=True).click()
-        await expect(card).to_have_count(0)
-        menu = await open_menu(page, page.get_by_role("button", name="More about smollm2", exact=True))
-        await expect(menu.get_by_role("menuitem")).to_have_text(["Configuration"])  # it is one of the settings
 
 
 async def test_models_stay_in_their_places_when_they_are_loaded(browser: Browser, smollm2: Server) -> None:

@@ -176,27 +176,6 @@ async def test_conversations_are_listed_and_deleted(
         await expect(page.get_by_role("heading", name="No conversations")).to_be_visible()
 
 
-async def test_background_response_is_followed_and_canceled(browser: Browser, config: Config) -> None:
-    engine = FakeEngine("word " * 5000, delay=0.05)  # minutes: it ends by being canceled
-    async with (
-        server(engine, config, model=plain_model()) as http,
-        open_page(browser, address(http), path="/responses") as (page, _),
-    ):
-        await page.get_by_role("button", name="Run in the background").first.click()
-        dialog = page.get_by_role("dialog", name="Run in the background")
-        await dialog.get_by_label("Input", exact=True).fill("Write a story")
-        await dialog.get_by_label("Maximum output tokens", exact=True).fill("4000")
-        await check_page(page)
-        await dialog.get_by_role("button", name="Run", exact=True).click()
-        await expect(page.get_by_role("status").filter(has_text="pieces of text so far")).to_be_visible()
-        await expect(page.locator(".item-text").last).to_contain_text("word word")
-        detail = page.locator("section", has=page.get_by_role("heading", name="Response", exact=True))
-        await detail.get_by_role("button", name="Cancel", exact=True).click()
-        await expect(detail.get_by_text("cancelled", exact=True)).to_be_visible()
-        await expect(detail.get_by_role("progressbar")).to_have_count(0)
-        assert (await http.get("/v1/responses")).json()["data"][0]["status"] == "cancelled"
-
-
 async def test_background_response_keeps_reasoning_apart_from_the_answer(browser: Browser, config: Config) -> None:
     engine = FakeEngine("<think>Which one?</think>" + "word " * 5000, delay=0.05, at_once=5)
     async with (
@@ -268,19 +247,6 @@ async def test_batch_of_prompts_runs_and_its_output_is_downloaded(
         await choose(page, actions, "Delete")
         await page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
         await expect(actions).to_have_count(0)
-
-
-async def test_batch_is_canceled(browser: Browser, config: Config) -> None:
-    engine = FakeEngine("Done.")
-    engine.pause()
-    async with (
-        server(engine, config, model=plain_model()) as http,
-        open_page(browser, address(http), path="/batches") as (page, _),
-    ):
-        await create_batch(page, "First\nSecond")
-        await choose(page, page.get_by_role("button", name="Actions of batch_"), "Cancel")
-        await page.get_by_role("dialog").get_by_role("button", name="Cancel batch", exact=True).click()
-        await expect(page.get_by_text("cancelled", exact=True)).to_be_visible()
 
 
 async def test_batch_of_an_uploaded_file_shows_why_it_failed(browser: Browser, config: Config) -> None:
