@@ -46,6 +46,7 @@ from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
 WARP = 32
 FP8_CAPABILITY = 89
+DESCRIPTOR_CAPABILITY = 90
 PRODUCTS = (elementwise, fixed_point, fp8, gemv, int4_gemv, moe, quantized_gemm, skinny_gemm, batch_invariant_matmul)
 MODULES = (*PRODUCTS, decode_attention, batch_invariant_attention, prefill_attention, delta_net)
 ROWS = (1, 8, 16, 32, 64)
@@ -219,6 +220,7 @@ def main() -> None:
     capability, kib = map(int, sys.argv[1:])
     for module in (launch, delta_net, prefill_attention):  # the latter two import it by name
         module.shared_memory = lambda: kib << 10  # type: ignore[assignment]
+    moe.loads_descriptors_ahead = lambda: capability >= DESCRIPTOR_CAPABILITY  # type: ignore[assignment]
     found: dict[str, float] = {}
     target = GPUTarget("cuda", capability, WARP)
 

@@ -17,6 +17,12 @@ from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, run, sav
 SMALL = moe.MoeConfig(16, 16, 32, 4, 1)
 
 
+@pytest.fixture(params=[True, False], ids=["descriptors", "pointers"])
+def weights_loaded_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By descriptors as on GPUs from Hopper on, or by pointers as on others."""
+    monkeypatch.setattr(moe, "loads_descriptors_ahead", lambda: request.param)
+
+
 @pytest.mark.parametrize(("tokens", "experts", "top_k", "block"), [(1, 8, 2, 16), (5, 7, 3, 16), (70, 12, 4, 32)])
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("max_chunk", [64, 4096])
@@ -75,6 +81,7 @@ def test_route_breaks_ties_by_the_lower_expert() -> None:
     assert torch.equal(routing.weights, torch.full((3, 2), 0.5))
 
 
+@pytest.mark.usefixtures("weights_loaded_by")
 @pytest.mark.parametrize("tokens", [1, 3, 70])
 @pytest.mark.parametrize("residual", [True, False])
 def test_moe_mlp_matches_the_reference(tokens: int, residual: bool) -> None:
@@ -89,6 +96,7 @@ def test_moe_mlp_matches_the_reference(tokens: int, residual: bool) -> None:
     assert relative_error(found, expected) < FP32_TOLERANCE
 
 
+@pytest.mark.usefixtures("weights_loaded_by")
 @pytest.mark.parametrize("swiglu", [None, ClampedSwiglu(1.702, 2.0)])
 @pytest.mark.parametrize(("tokens", "tile"), [(1, SMALL), (9, SMALL), (9, moe.MoeConfig(16, 32, 64, 4, 1))])
 def test_moe_mlp_with_biases_and_clamped_gate_matches_the_reference(

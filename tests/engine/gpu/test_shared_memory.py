@@ -75,3 +75,5 @@ def test_kernels_compile_and_fit_in_shared_memory(tmp_path: Path, capability: in
     ):
         assert any(each.startswith(name) for each in found)
     assert not {name: size for name, size in found.items() if size > kib}
+    # Of products whose weights are loaded some iterations ahead. With the next tile only, 10 to 52.
+    assert min(size for name, size in found.items() if name.startswith("_grouped")) > 60

@@ -67,6 +67,12 @@ def has_large_shared_memory() -> bool:
     return shared_memory() >= LARGE_SHARED_MEMORY
 
 
+@cache
+def loads_descriptors_ahead() -> bool:
+    """Return whether a loop loads the tiles of tensor descriptors some iterations ahead: from Hopper on."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+
+
 def fit_stages(stages: int, stage_bytes: int) -> int:
     """Return how many iterations of `stage_bytes` can be in flight, at most `stages`.
 

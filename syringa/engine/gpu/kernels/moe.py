@@ -20,7 +20,13 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from syringa.engine.gpu.kernels.fp8 import quantize_rows
-from syringa.engine.gpu.kernels.launch import fit_stages, pdl_launch_dependents, pdl_options, pdl_wait
+from syringa.engine.gpu.kernels.launch import (
+    fit_stages,
+    loads_descriptors_ahead,
+    pdl_launch_dependents,
+    pdl_options,
+    pdl_wait,
+)
 from syringa.engine.gpu.kernels.quantized_gemm import PairBlocks, QuantizedConfig, dequantize, quantized_gemm
 from syringa.engine.gpu.kernels.reference import SigmoidScores
 from syringa.engine.gpu.packed_weight import PackedWeight
@@ -222,7 +228,7 @@ def route(
 @triton.jit
 def _grouped_kernel(
     x_ptr,
-    w,  # tensor descriptor of [experts × outputs, K]; what lies beyond K reads as zero
+    w,  # [experts × outputs, K]: a tensor descriptor, for which what lies beyond K is zero, or a pointer
     bias_ptr,
     weights_ptr,
     pairs_ptr,
@@ -240,6 +246,7 @@ def _grouped_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    DESCRIBED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One block of pairs times one tile of their expert's weights."""
@@ -264,9 +271,10 @@ def _grouped_kernel(
     for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         inside = k + k_offsets < K
         x = tl.load(rows + k, valid[:, None] if even_k else valid[:, None] & inside[None, :], 0.0)
-        acc = tl.dot(x, w.load([first, k]).T, acc)
+        mask = (n < N)[:, None] if even_k else (n < N)[:, None] & inside[None, :]
+        acc = tl.dot(x, _load_weights(w, first, k, mask, K, BLOCK_N, BLOCK_K, DESCRIBED).T, acc)
         if GATED:
-            acc_up = tl.dot(x, w.load([first + N, k]).T, acc_up)
+            acc_up = tl.dot(x, _load_weights(w, first + N, k, mask, K, BLOCK_N, BLOCK_K, DESCRIBED).T, acc_up)
     if BIAS:
         acc += tl.load(bias_ptr + expert * height + n, n < N, 0.0).to(tl.float32)[None, :]
         if GATED:
@@ -281,6 +289,19 @@ def _grouped_kernel(
         acc *= tl.load(weights_ptr + pair, valid, 0.0)[:, None]
     out = out_ptr + pair.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(out, acc.to(out_ptr.dtype.element_ty), valid[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def _load_weights(
+    w, first, k, mask, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr
+):
+    """Load a tile. `mask`: without a descriptor, which elements are inside."""
+    if DESCRIBED:
+        tile = w.load([first, k])
+    else:
+        rows = (first + tl.arange(0, BLOCK_N)).to(tl.int64)
+        tile = tl.load(w + rows[:, None] * K + (k + tl.arange(0, BLOCK_K))[None, :], mask, 0.0)
+    return tile
 
 
 @triton.jit
@@ -325,15 +346,16 @@ def _grouped(
         return
     assert isinstance(config, MoeConfig)
     n, k = out.shape[1], x.shape[1]
-    described = TensorDescriptor.from_tensor(w.view(-1, k), [config.outputs, config.inputs])
+    described = loads_descriptors_ahead()
+    weights = TensorDescriptor.from_tensor(w.view(-1, k), [config.outputs, config.inputs]) if described else w
     alpha, limit = swiglu or (0.0, 0.0)
     stage_bytes = config.inputs * (config.pairs + config.outputs * (2 if gated else 1)) * w.element_size()
     _grouped_kernel[(len(routing.experts) * triton.cdiv(n, config.outputs),)](
-        x, described, x if bias is None else bias, routing.weights, routing.pairs, routing.experts, out, n,
+        x, weights, x if bias is None else bias, routing.weights, routing.pairs, routing.experts, out, n,
         K=k, TOP_K=routing.weights.shape[1], GATED=gated, BIAS=bias is not None,
         CLAMPED=swiglu is not None, ALPHA=alpha, LIMIT=limit,
         BLOCK_M=config.pairs, BLOCK_N=config.outputs, BLOCK_K=config.inputs,
-        STAGES=fit_stages(config.stages, stage_bytes),
+        STAGES=fit_stages(config.stages, stage_bytes), DESCRIBED=described,
         num_warps=config.warps, **pdl_options(pdl),
     )  # fmt: skip
 
