@@ -50,10 +50,10 @@ def dequantized(tensor: BlockTensor) -> torch.Tensor:
 
 
 def quantized_rows(x: torch.Tensor, type_name: str) -> torch.Tensor:
-    """Return the activations as the kernels round them: to 127 steps of the peak of each chunk of weights."""
+    """Return the activations as the kernels round them: to 127 steps of the peak of a group of 64 or 128 inputs."""
     rows, inputs = x.shape
-    chunk = max(64, block_size(type_name)[0])
-    groups = torch.nn.functional.pad(x, (0, -inputs % chunk)).view(rows, -1, chunk)
+    group = min(128, max(64, block_size(type_name)[0]))
+    groups = torch.nn.functional.pad(x, (0, -inputs % group)).view(rows, -1, group)
     peak = groups.abs().amax(-1, keepdim=True)
     inverse = torch.where(peak > 0, 127 / peak, 0)
     return ((groups.double() * inverse.double()).round() * (peak / 127).double()).view(rows, -1)[:, :inputs]

@@ -165,9 +165,9 @@ struct PanelTask {
 
 // Multiply the rows of a task chunk by chunk.
 template <class Format>
-void multiply_panel(const PanelTask& task, const QuantizedRows<Format::Scales::CHUNK>& x, int inputs) {
+void multiply_panel(const PanelTask& task, const QuantizedRows<GROUP_OF<Format>>& x, int inputs) {
     typedef ChunkLayout<Format> Layout;
-    constexpr int CHUNK = Format::Scales::CHUNK, STRIPS = CHUNK / STRIP;
+    constexpr int CHUNK = Format::Scales::CHUNK, GROUP = GROUP_OF<Format>, STRIPS = CHUNK / STRIP;
     const int rows = task.last - task.first, steps = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     // Unpacking nibbles is as fast as loading bytes.
     const bool wide = (Format::BITS == 5 || Format::BITS == 6 || Format::HAS_TABLE) && steps > 1;
@@ -182,15 +182,22 @@ void multiply_panel(const PanelTask& task, const QuantizedRows<Format::Scales::C
         if (wide) unpack_chunk<Format>(chunk, bytes);
         LinesAhead ahead{chunk + 2 * Layout::SIZE, lines};
         // Rows are split evenly: 5 and 4 are faster than 8 and 1.
-        for (int row = 0, left = steps, count; left; row += count, left--, ahead.next += 64 * lines * STRIPS) {
+        for (int row = 0, left = steps, count; left; row += count, left--) {
             count = (rows - row + left - 1) / left;
             dispatch_rows<BLOCK_ROWS>(count, [&](auto m) {
                 constexpr int M = decltype(m)::value;
-                const auto* activations = x.at(k, task.first + row);
-                if (wide)
-                    add_chunk<Format, M, true>(bytes, scales, activations, ahead, sums + row);
-                else
-                    add_chunk<Format, M, false>(chunk + Layout::NUMBERS, scales, activations, ahead, sums + row);
+                constexpr int GROUPS = M <= 4 ? CHUNK / GROUP : 1;  // of a call: as measured (performance.md)
+                for (int begin = 0; begin < CHUNK; begin += GROUPS * GROUP) {
+                    const auto* activations = x.at(k + begin, task.first + row);
+                    const int strip = begin / STRIP, first = begin / Format::Scales::SUB;
+                    if (wide)
+                        add_groups<Format, M, true, GROUPS>(bytes + strip * STEPS * VECTORS * QUADS, scales, first,
+                                                            activations, x.rows, ahead, sums + row);
+                    else
+                        add_groups<Format, M, false, GROUPS>(chunk + Layout::NUMBERS + strip * Layout::STRIP_SIZE,
+                                                             scales, first, activations, x.rows, ahead, sums + row);
+                    ahead.next += 64 * lines * GROUPS * GROUP / STRIP;
+                }
             });
         }
     }
@@ -200,20 +207,20 @@ void multiply_panel(const PanelTask& task, const QuantizedRows<Format::Scales::C
 inline void QuantizedWeights::multiply(const float* x, int rows, float* y, size_t stride, const float* bias,
                                        Output output) const {
     if (rows == 0) return;
-    static QuantizedRows<64> small;  // by the size of chunks; not reentrant: the engine has one step loop
-    static QuantizedRows<256> large;
+    static QuantizedRows<64> small;  // by the size of groups; not reentrant: the engine has one step loop
+    static QuantizedRows<128> large;
     bool has_small = false, has_large = false;
     int panels = 0;
     for (const Segment& segment : segments) {
         panels += segment.panels;
         with_format(segment.type, [&](auto format) {
-            (decltype(format)::Scales::CHUNK == 64 ? has_small : has_large) = true;
+            (GROUP_OF<decltype(format)> == 64 ? has_small : has_large) = true;
         });
     }
     if (has_small) small.quantize(x, inputs, rows);
     if (has_large) large.quantize(x, inputs, rows);
     // A block of rows stays in the L2 cache while a run of panels is streamed.
-    const int row_bytes = (int)sizeof(ActivationChunk<64>) * ((inputs + 63) / 64);
+    const int row_bytes = (int)sizeof(ActivationGroup<64>) * ((inputs + 63) / 64);
     const int most = std::max(BLOCK_ROWS, std::min(MAX_ROWS, L2_BYTES / row_bytes) / BLOCK_ROWS * BLOCK_ROWS);
     const int least = (rows + most - 1) / most, even = (rows + least - 1) / least;
     const int block = (even + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS, blocks = (rows + block - 1) / block;
@@ -230,7 +237,7 @@ inline void QuantizedWeights::multiply(const float* x, int rows, float* y, size_
             const PanelTask panel{*segment, at, first, last, out};
             with_format(segment->type, [&](auto format) {
                 typedef decltype(format) Format;
-                if constexpr (Format::Scales::CHUNK == 64)
+                if constexpr (GROUP_OF<Format> == 64)
                     multiply_panel<Format>(panel, small, inputs);
                 else
                     multiply_panel<Format>(panel, large, inputs);

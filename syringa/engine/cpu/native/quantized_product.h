@@ -3,13 +3,14 @@
 //
 // A panel holds PANEL channels, as in int8_linear.h, chunk by chunk of 64 or 256 inputs. A chunk has its scales
 // (gguf_blocks.h), then its numbers, for each 32 inputs and vector BITS vectors (`pack_numbers`), and is read
-// sequentially. Activations have one scale for each chunk of a row.
+// sequentially. Activations have one scale for each group of 64 or 128 inputs of a row; a chunk has one or two groups.
 //
 // A row's bits depend on that row alone. The byte products of a sub-block are added as integers. If its scale is an
-// integer with a common factor, sub-blocks are added as integers too, and a chunk takes one multiplication by floats;
-// otherwise sub-blocks are added as floats, in the order of the inputs. So are chunks.
+// integer with a common factor, sub-blocks are added as integers too, and a group takes one multiplication by floats;
+// otherwise sub-blocks are added as floats, in the order of the inputs. So are groups.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 #include <vector>
 
@@ -100,18 +101,18 @@ inline __attribute__((always_inline)) void unpack_numbers(const uint8_t* strip, 
 
 constexpr int ZERO_16 = 32;  // ZERO of the format with sub-blocks of 16: products begin with a number from memory
 
-// Signed bytes with one scale per row and chunk, and their sums.
-template <int CHUNK>
-struct alignas(16) ActivationChunk {
-    int8_t values[CHUNK];
-    int32_t zeros[CHUNK / 16];  // −ZERO_16 · the sums of 16 values
-    int16_t sums[CHUNK / 32];   // the negative sums of 32
+// Signed bytes with one scale per row and group, and their sums.
+template <int GROUP>
+struct alignas(16) ActivationGroup {
+    int8_t values[GROUP];
+    int32_t zeros[GROUP / 16];  // −ZERO_16 · the sums of 16 values
+    int16_t sums[GROUP / 32];   // the negative sums of 32
     float scale;
 
-    void quantize(const float* x) {  // CHUNK numbers
-        const float peak = group_peak<CHUNK>(x), inverse = peak > 0.f ? 127.f / peak : 0.f;
+    void quantize(const float* x) {  // GROUP numbers
+        const float peak = group_peak<GROUP>(x), inverse = peak > 0.f ? 127.f / peak : 0.f;
         scale = peak / 127.f;
-        for (int i = 0; i < CHUNK; i += 16) {
+        for (int i = 0; i < GROUP; i += 16) {
             ints total{};
             for (int j = i; j < i + 16; j += LANES) {
                 const ints q = round_scaled(load(x + j), inverse);
@@ -127,26 +128,28 @@ struct alignas(16) ActivationChunk {
 };
 
 template <class Format>
-using ActivationsOf = ActivationChunk<Format::Scales::CHUNK>;
+constexpr int GROUP_OF = std::min(Format::Scales::CHUNK, 128);
+template <class Format>
+using ActivationsOf = ActivationGroup<GROUP_OF<Format>>;
 
-// Chunks of all rows: those of one chunk of inputs are adjacent.
-template <int CHUNK>
+// Groups of all rows: those of the same inputs are adjacent.
+template <int GROUP>
 struct QuantizedRows {
-    typedef ActivationChunk<CHUNK> Chunk;
-    std::vector<Chunk> chunks;  // [inputs / CHUNK][rows]
+    typedef ActivationGroup<GROUP> Group;
+    std::vector<Group> groups;  // [inputs / GROUP][rows]
     size_t rows;
 
-    const Chunk* at(int k, size_t row) const { return chunks.data() + k / CHUNK * rows + row; }
+    const Group* at(int k, size_t row) const { return groups.data() + k / GROUP * rows + row; }
 
     void quantize(const float* x, int inputs, int rows) {
         this->rows = rows;
-        const int count = (inputs + CHUNK - 1) / CHUNK;
-        if (chunks.size() < (size_t)count * rows) chunks.resize((size_t)count * rows);
+        const int count = (inputs + GROUP - 1) / GROUP;
+        if (groups.size() < (size_t)count * rows) groups.resize((size_t)count * rows);
         for_rows(rows, inputs, [&](int r) {
             const float* row = x + (size_t)r * inputs;
-            for (int c = 0; c < count; c++) {
-                float copy[CHUNK];
-                chunks[c * this->rows + r].quantize(group_of<CHUNK>(row, inputs, c, copy));
+            for (int g = 0; g < count; g++) {
+                float copy[GROUP];
+                groups[g * this->rows + r].quantize(group_of<GROUP>(row, inputs, g, copy));
             }
         });
     }
@@ -221,7 +224,7 @@ inline void unpack_chunk(const uint8_t* chunk, uint8_t* bytes) {
             }
 }
 
-// Multiply M rows with sub-block s. `numbers`: of the chunk; WIDE: unpacked to bytes.
+// Multiply M rows with sub-block s of a group. `numbers`: of the group; WIDE: unpacked to bytes.
 template <class Format, int M, bool WIDE>
 inline __attribute__((always_inline)) void sub_block_product(const uint8_t* numbers, const ActivationsOf<Format>* x,
                                                              int s, ints (*result)[VECTORS]) {
@@ -268,53 +271,60 @@ struct LinesAhead {
     int per_strip;
 };
 
-// Add the products of M rows with a chunk. The order of sums does not depend on M. (Inlined, it takes 4 % longer.)
-template <class Format, int M, bool WIDE>
-__attribute__((noinline)) void add_chunk(const uint8_t* numbers, const ChunkScales<Format>& scales,
-                                         const ActivationsOf<Format>* x, LinesAhead ahead, floats (*sums)[VECTORS]) {
+// Add the products of M rows with GROUPS groups of inputs of a chunk, beginning with its sub-block `first`. The order
+// of sums does not depend on M. `stride`: from the activations of one group to those of the next.
+template <class Format, int M, bool WIDE, int GROUPS>
+__attribute__((noinline)) void add_groups(const uint8_t* numbers, const ChunkScales<Format>& scales, int first,
+                                          const ActivationsOf<Format>* x, size_t stride, LinesAhead ahead,
+                                          floats (*sums)[VECTORS]) {
     typedef typename ChunkScales<Format>::Number Number;
-    constexpr int SUBS = ChunkScales<Format>::SUBS, PER_STRIP = STRIP / Format::Scales::SUB;
-    Number total[M][VECTORS] = {};
-    for (int strip = 0; strip < SUBS / PER_STRIP; strip++) {
-        for (int line = 0; line < ahead.per_strip; line++, ahead.next += 64) __builtin_prefetch(ahead.next, 0, 2);
+    constexpr int SUB = Format::Scales::SUB, SUBS = GROUP_OF<Format> / SUB, PER_STRIP = STRIP / SUB;
+    constexpr size_t GROUP_SIZE =
+        SUBS / PER_STRIP * (WIDE ? STEPS * VECTORS * QUADS : ChunkLayout<Format>::STRIP_SIZE);
+    for (int end = first + GROUPS * SUBS; first < end; first += SUBS, x += stride, numbers += GROUP_SIZE) {
+        Number total[M][VECTORS] = {};
+        for (int strip = 0; strip < SUBS / PER_STRIP; strip++) {
+            for (int line = 0; line < ahead.per_strip; line++, ahead.next += 64) __builtin_prefetch(ahead.next, 0, 2);
 #pragma GCC unroll 2
-        for (int half = 0; half < PER_STRIP; half++) {
-            const int s = strip * PER_STRIP + half;
-            ints dot[M][VECTORS];
-            sub_block_product<Format, M, WIDE>(numbers, x, s, dot);
+            for (int half = 0; half < PER_STRIP; half++) {
+                const int s = strip * PER_STRIP + half;
+                ints dot[M][VECTORS];
+                sub_block_product<Format, M, WIDE>(numbers, x, s, dot);
 #pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++)
+                for (int v = 0; v < VECTORS; v++)
 #pragma GCC unroll 8
-                for (int m = 0; m < M; m++) {
-                    if constexpr (Format::Scales::INTEGER)
-                        total[m][v] += dot[m][v] * scales.scales[s][v];
-                    else
-                        total[m][v] = fma(__builtin_convertvector(dot[m][v], floats), scales.scales[s][v], total[m][v]);
-                }
-        }
-    }
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++)
-#pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; v++) {
-            floats result;
-            if constexpr (Format::Scales::INTEGER) {
-                result = __builtin_convertvector(total[m][v], floats) * scales.scale[v];
-                if constexpr (Format::MINS) {
-                    ints minimum{};
-#pragma GCC unroll 8
-                    for (int j = 0; j < SUBS / 2; j++)
-                        minimum = dot2(minimum, scales.minimums[j][v], x[m].sums + 2 * j);
-                    result = fma(__builtin_convertvector(minimum, floats), scales.minimum[v], result);
-                }
-            } else {
-                result = total[m][v];
-                if constexpr (Format::MINS)
-                    for (int j = 0; j < SUBS; j++)
-                        result = fma(scales.minimums[j][v], splat((float)x[m].sums[j]), result);
+                    for (int m = 0; m < M; m++) {
+                        const Number scale = scales.scales[first + s][v];
+                        if constexpr (Format::Scales::INTEGER)
+                            total[m][v] += dot[m][v] * scale;
+                        else
+                            total[m][v] = fma(__builtin_convertvector(dot[m][v], floats), scale, total[m][v]);
+                    }
             }
-            sums[m][v] = fma(result, splat(x[m].scale), sums[m][v]);
         }
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++) {
+                floats result;
+                if constexpr (Format::Scales::INTEGER) {
+                    result = __builtin_convertvector(total[m][v], floats) * scales.scale[v];
+                    if constexpr (Format::MINS) {
+                        ints minimum{};
+#pragma GCC unroll 8
+                        for (int j = 0; j < SUBS / 2; j++)
+                            minimum = dot2(minimum, scales.minimums[first / 2 + j][v], x[m].sums + 2 * j);
+                        result = fma(__builtin_convertvector(minimum, floats), scales.minimum[v], result);
+                    }
+                } else {
+                    result = total[m][v];
+                    if constexpr (Format::MINS)
+                        for (int j = 0; j < SUBS; j++)
+                            result = fma(scales.minimums[first + j][v], splat((float)x[m].sums[j]), result);
+                }
+                sums[m][v] = fma(result, splat(x[m].scale), sums[m][v]);
+            }
+    }
 }
 
 }  // namespace syringa
