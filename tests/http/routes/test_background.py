@@ -281,7 +281,8 @@ async def test_shutdown_fails_unfinished_responses(database: str) -> None:
     async with responses_client(database, engine) as http:
         quick = await http.respond(background=True)
         slow = await http.respond(background=True, ignore_eos=True, max_output_tokens=3000)
-        await http.app_state.drain(30)
+        await finished(http, quick["id"])
+        await http.app_state.drain(0.5)
         assert not engine.running
     async with responses_client(database) as http:
         assert (await stored(http, quick["id"]))["status"] == "completed"
