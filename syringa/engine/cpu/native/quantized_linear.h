@@ -171,8 +171,7 @@ void multiply_panel(const PanelTask& task, const QuantizedRows<GROUP_OF<Format>>
     const int rows = task.last - task.first, steps = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     // Unpacking nibbles is as fast as loading bytes.
     const bool wide = (Format::BITS == 5 || Format::BITS == 6 || Format::HAS_TABLE) && steps > 1;
-    // The chunk after the next is prefetched. The processor does it as well for one row.
-    const int lines = rows == 1 ? 0 : ((int)Layout::SIZE / 64 + steps * STRIPS - 1) / (steps * STRIPS);
+    const int lines = ((int)Layout::SIZE / 64 + steps * STRIPS - 1) / (steps * STRIPS);  // prefetched in each strip
     alignas(64) uint8_t bytes[CHUNK * PANEL];
     floats sums[MAX_ROWS][VECTORS];
     std::memset(sums, 0, sizeof(floats) * VECTORS * rows);
@@ -180,7 +179,7 @@ void multiply_panel(const PanelTask& task, const QuantizedRows<GROUP_OF<Format>>
     for (int k = 0; k < inputs; k += CHUNK, chunk += Layout::SIZE) {
         const ChunkScales<Format> scales(chunk);
         if (wide) unpack_chunk<Format>(chunk, bytes);
-        LinesAhead ahead{chunk + 2 * Layout::SIZE, lines};
+        LinesAhead ahead{chunk + Layout::SIZE, lines};
         // Rows are split evenly: 5 and 4 are faster than 8 and 1.
         for (int row = 0, left = steps, count; left; row += count, left--) {
             count = (rows - row + left - 1) / left;
