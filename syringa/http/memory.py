@@ -7,9 +7,9 @@ The C library keeps the memory that a large body took, in the heap of the thread
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 from weakref import WeakKeyDictionary
+
+from syringa.heap import trim_heap
 
 _DELAY = 5.0  # seconds, within which a large request has been refused or its prompt is ready
 _timers: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.TimerHandle] = WeakKeyDictionary()
@@ -21,8 +21,3 @@ def release_memory_soon(delay: float = _DELAY) -> None:
     if (timer := _timers.pop(loop, None)) is not None:
         timer.cancel()
     _timers[loop] = loop.call_later(delay, loop.run_in_executor, None, trim_heap)
-
-
-def trim_heap() -> None:
-    with contextlib.suppress(AttributeError):  # only glibc has it
-        ctypes.CDLL(None).malloc_trim(0)

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from syringa.heap import trim_heap
 from syringa.http import dependencies, memory
 from tests.client import client
 from tests.fake_engine import FakeEngine
@@ -39,6 +40,6 @@ async def test_large_body_releases_memory(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_trim_heap_does_nothing_where_the_c_library_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory.trim_heap()
+    trim_heap()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    memory.trim_heap()
+    trim_heap()

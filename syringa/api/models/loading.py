@@ -20,6 +20,7 @@ from syringa.api.models.served_model import (
 from syringa.api.models.specs import named
 from syringa.config import Config, ModelSpec, single_model_spec
 from syringa.errors import ConfigError, ModelError
+from syringa.heap import trim_heap
 from syringa.prompt.chat.format_detection import resolve_formats
 from syringa.prompt.chat.template import ChatTemplate
 from syringa.prompt.images.loader import ImagePolicy
@@ -41,6 +42,7 @@ def load_model(config: Config, spec: ModelSpec | None = None) -> ServedModel:
         return _load_encoder(config, spec, files, description, embedding)
     tokenizer = Tokenizer.load(files, description)
     modelfiles.forget_gguf()
+    trim_heap()  # building a tokenizer takes twice the memory of a tokenizer
     sources = _sources(spec, description)
     template = _template(
         spec, sources, description.special_tokens

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import os
 import platform
@@ -12,6 +10,7 @@ import sys
 from pathlib import Path
 
 from syringa.engine.cpu import cgroups
+from syringa.heap import trim_heap
 
 NO_MEMORY = "no_memory"  # code of errors that may go away once other models are unloaded
 
@@ -99,5 +98,4 @@ def available_memory(root: Path = Path("/")) -> int:
 def release_memory() -> None:
     """Return memory that was freed after loading to the system; the C library would keep it."""
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # only glibc has this
-        ctypes.CDLL(None).malloc_trim(0)
+    trim_heap()

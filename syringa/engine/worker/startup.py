@@ -81,7 +81,7 @@ def load_engine(
             kv_cache_tokens=options.kv_cache_tokens,
             kv_cache_gb=options.kv_cache_gb,
             prefix_caching=options.prefix_caching,
-            tokenizer_json=lambda: load_tokenizer(locate(options.model)).to_str(),
+            tokenizer_json=lambda: _tokenizer_json(files),
             progress=advance,
         )
     forget_gguf()
@@ -90,7 +90,7 @@ def load_engine(
     on_gpu = loaded.device.type == "cuda"
     name = torch.cuda.get_device_name(loaded.device) if on_gpu else "cpu"
     fingerprint = worker_fingerprint(
-        locate(options.model),
+        files,
         info,
         device=name,
         torch_version=str(torch.__version__),
@@ -101,6 +101,13 @@ def load_engine(
     from syringa.engine.gpu.device import used_gpu_memory
 
     return core, protocol.Ready(info, "cuda", used_gpu_memory(loaded.device), fingerprint)
+
+
+def _tokenizer_json(files: ModelFiles) -> str:
+    """Return the model's tokenizer, when the first grammar needs it."""
+    tokenizer = load_tokenizer(files).to_str()
+    forget_gguf()
+    return tokenizer
 
 
 def _load_embedding_engine(
