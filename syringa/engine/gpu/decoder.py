@@ -16,7 +16,7 @@ from syringa.engine.gpu.cache import GpuCache
 from syringa.engine.gpu.delta_net_rows import DeltaNet, DeltaNetRows
 from syringa.engine.gpu.kernels.reference import SigmoidScores
 from syringa.engine.gpu.ops.base import GpuOps, QKNormRope
-from syringa.engine.gpu.packed_weight import PackedWeight
+from syringa.engine.gpu.packed_weight import Fp8Rows, PackedWeight
 from syringa.engine.gpu.state_rows import StateRows
 from syringa.engine.models.config import ClampedSwiglu, DecoderConfig
 
@@ -69,6 +69,11 @@ class GpuLayer:
     sinks: torch.Tensor | None = None  # [heads], fp32
     delta_net: DeltaNet | None = None
     gates: GpuLinear | None = None  # of a delta net: the rows b and a of the input projection, if not in `qkv`
+
+    @property
+    def sole_projection(self) -> torch.Tensor | PackedWeight | None:
+        """The weights that multiply the layer's normalized inputs, if nothing else takes these."""
+        return self.qkv.weight if self.gates is None else None
 
 
 @dataclass
@@ -200,16 +205,18 @@ class GpuDecoder:
 
     def _forward_unfused(self, x: torch.Tensor, rows: ModelInput, cache: GpuCache) -> torch.Tensor:
         ops, eps = self.ops, self.config.eps
-        norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
-        normed = ops.rms_norm(x, self.layers[0].input_norm, eps)
-        for layer, caches, next_norm in zip(self.layers, self._caches(cache), norms, strict=True):
+        norms = [*((layer.input_norm, layer.sole_projection) for layer in self.layers[1:]), (self.norm, None)]
+        normed: torch.Tensor | Fp8Rows = ops.rms_norm(x, self.layers[0].input_norm, eps)
+        for layer, caches, (next_norm, consumer) in zip(self.layers, self._caches(cache), norms, strict=True):
             gates = None if layer.gates is None else self._matmul(normed, layer.gates)
             mixed = self._mix(layer, self._matmul(normed, layer.qkv), gates, rows, *caches)
             if layer is self.layers[-1] and rows.logit_rows is not None:  # only keys, values and states need all rows
                 mixed, x = mixed.index_select(0, rows.logit_rows), x.index_select(0, rows.logit_rows)
-            normed = ops.add_rms_norm(self._matmul(mixed, layer.out), x, layer.post_norm, eps)
             mlp = layer.mlp
+            first = None if isinstance(mlp, GpuExperts) else mlp.gate_up.weight
+            normed = ops.add_rms_norm(self._matmul(mixed, layer.out), x, layer.post_norm, eps, first)
             if isinstance(mlp, GpuExperts):
+                assert isinstance(normed, torch.Tensor)
                 output = self._experts(normed, mlp)
                 if mlp.shared_mlp is not None and mlp.shared_gate is not None:
                     ops.add_weighted(output, self._mlp(normed, mlp.shared_mlp), normed, mlp.shared_gate)
@@ -217,11 +224,12 @@ class GpuDecoder:
                     output += self._mlp(normed, mlp.shared_mlp)
             else:
                 output = self._mlp(normed, mlp)
-            normed = ops.add_rms_norm(output, x, next_norm, eps)
+            normed = ops.add_rms_norm(output, x, next_norm, eps, consumer)
+        assert isinstance(normed, torch.Tensor)
         return normed
 
-    def _mlp(self, x: torch.Tensor, mlp: GpuMlp) -> torch.Tensor:
-        return self._matmul(self.ops.silu_mul(self._matmul(x, mlp.gate_up)), mlp.down)
+    def _mlp(self, x: torch.Tensor | Fp8Rows, mlp: GpuMlp) -> torch.Tensor:
+        return self._matmul(self.ops.silu_mul(self._matmul(x, mlp.gate_up), mlp.down.weight), mlp.down)
 
     def _caches(self, cache: GpuCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the keys and values of each layer; of a delta net, its convolution and recurrent states."""
@@ -281,7 +289,7 @@ class GpuDecoder:
         multiply = self.ops.linear if len(x) <= self.ops.max_fused_rows else self.ops.matmul
         return multiply(x, weight, bias)
 
-    def _matmul(self, x: torch.Tensor, layer: GpuLinear) -> torch.Tensor:
+    def _matmul(self, x: torch.Tensor | Fp8Rows, layer: GpuLinear) -> torch.Tensor:
         return self.ops.matmul(x, layer.weight, layer.bias)
 
     def _attend(

@@ -54,6 +54,16 @@ class PackedWeight:
         return len(self.data)
 
 
+@dataclass(frozen=True)
+class Fp8Rows:
+    """Activations that are quantized for the product with one weight."""
+
+    values: torch.Tensor  # e4m3, `[rows, inputs]`, with uninitialized rows at the end
+    scales: torch.Tensor  # `[groups, rows]`
+    rows: int  # without those at the end
+    dtype: torch.dtype  # that they had
+
+
 def pack_weight(weight: QuantizedWeight) -> PackedWeight:
     """Return a matrix in the layout of the kernels."""
     data, group = weight.data, weight.group

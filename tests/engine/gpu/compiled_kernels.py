@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from syringa.engine.gpu.kernels import (
     skinny_gemm,
 )
 from syringa.engine.gpu.ops.linear import linear
-from syringa.engine.gpu.ops.quantized_linear import quantized_linear
+from syringa.engine.gpu.ops.quantized_linear import quantize_for, quantized_linear, quantized_matmul
 from syringa.engine.gpu.packed_weight import PackedWeight
 from syringa.engine.gpu.state_rows import PrefillStates
 from syringa.engine.models.delta_rule import DeltaNetParameters
@@ -142,6 +143,10 @@ def run_products(*, fp8_numbers: bool) -> None:
                 linear(x, empty(height, INPUTS), gated=gated)
                 for kind in ("int4", *in_fp8):
                     quantized_linear(x, make_weight(kind, height, INPUTS), gated=gated)
+    if fp8_numbers:
+        weight = make_weight("fp8", INPUTS, INPUTS)
+        quantized_matmul(empty(128, INPUTS), replace(weight, cublas_scales=weight.scales), None)
+        quantize_for(empty(128, 2 * INPUTS), weight, gated=True)
     for rows in (*ROWS, *MANY_ROWS):
         for outputs in OUTPUTS:
             batch_invariant_matmul.batch_invariant_matmul(empty(rows, INPUTS), empty(outputs, INPUTS))

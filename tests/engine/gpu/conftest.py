@@ -40,6 +40,7 @@ KERNEL_TESTS = [
     "test_delta_net.py",
     "test_elementwise.py",
     "test_fp8_cache.py",
+    "test_fp8_decoder.py",
     "test_flashinfer_ops.py",
     "test_linear.py",
     "test_moe.py",

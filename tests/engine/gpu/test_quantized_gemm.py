@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,13 @@ from syringa.engine.gpu.kernels.fp8 import quantize_rows
 from syringa.engine.gpu.kernels.gemv import GemvConfig
 from syringa.engine.gpu.kernels.int4_gemv import Int4GemvConfig, supports_int4_gemv
 from syringa.engine.gpu.kernels.quantized_gemm import QuantizedConfig, dequantize
-from syringa.engine.gpu.ops.quantized_linear import quantized_linear, quantized_matmul
+from syringa.engine.gpu.ops.quantized_linear import (
+    FUSED_ROWS,
+    multiplies_fp8_rows,
+    quantize_for,
+    quantized_linear,
+    quantized_matmul,
+)
 from syringa.engine.gpu.packed_weight import (
     PackedWeight,
     multiplies_blocks,
@@ -121,19 +128,72 @@ def test_quantized_linear_matches_reference(
     assert not launch.get_workspace(x.device, 0, 0)[1].any(), "a counter was not reset"
 
 
+def dequantize_rows(rows: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:
+    width = rows.shape[1]
+    return rows.float() * scales.T.repeat_interleave(group or width, 1)[: len(rows), :width]
+
+
 @pytest.mark.parametrize("kind", ["fp8 channel", "fp8 32"])
 def test_quantized_linear_with_fp8_rows_matches_rounded_reference(kind: str) -> None:
     weight, x = pack_weight(random_weight(kind, 60, 352)), random(17, 352)
     norm_weight = random(352, seed=9)
     rows, scales = quantize_rows(x, weight.row_group, norm_weight=norm_weight, eps=1e-6)
     normed = reference.rms_norm(x, norm_weight, 1e-6)
-    group = weight.row_group or 352
-    rounded = rows.float() * scales.T.repeat_interleave(group, 1)[:, :352]
+    rounded = dequantize_rows(rows, scales, weight.row_group)
     assert 0 < relative_error(rounded, normed) < 0.1  # the interpreter truncates
     expected = reference.linear(rounded.double(), unpack_weight(weight), gated=True, dtype=torch.float64)
     config = SPLIT_K._replace(fp8_rows=True)
     out = quantized_linear(x, weight, gated=True, norm_weight=norm_weight, eps=1e-6, config=config)
     assert relative_error(out, expected) < FP32_TOLERANCE
+
+
+@pytest.mark.parametrize("group", [0, 32])
+def test_quantize_rows_applies_what_comes_before_the_product(group: int) -> None:
+    x, residual, norm_weight = random(5, 96), random(5, 96, seed=2), random(96, seed=3)
+    total = x + residual
+    rows, scales = quantize_rows(x, group, residual=residual, norm_weight=norm_weight, eps=1e-6)
+    assert torch.equal(residual, total)
+    expected = quantize_rows(reference.rms_norm(total, norm_weight, 1e-6), group)
+    assert relative_error(dequantize_rows(rows, scales, group), dequantize_rows(*expected, group)) < 0.01
+    pair = random(5, 2 * 96, seed=4)
+    rows, scales = quantize_rows(pair, group, gated=True)
+    assert rows.shape == (5, 96)
+    expected = quantize_rows(reference.silu_mul(pair), group)
+    assert relative_error(dequantize_rows(rows, scales, group), dequantize_rows(*expected, group)) < 0.01
+
+
+@pytest.mark.parametrize("inputs", [512, 8256])  # the inputs of the second are split
+def test_fp8_rows_with_few_tiles_are_not_left_to_cublas(monkeypatch: pytest.MonkeyPatch, inputs: int) -> None:
+    monkeypatch.setattr(torch, "_scaled_mm", None)
+    rows = FUSED_ROWS + 3
+    weight, x, bias = pack_fp8(random(32, inputs)), random(rows, inputs, seed=2), random(32, seed=3)
+    assert multiplies_fp8_rows(rows, weight)
+    quantized = quantize_for(x, weight)
+    rounded = dequantize_rows(quantized.values, quantized.scales, 0)
+    expected = reference.linear(rounded.double(), unpack_weight(weight), bias, dtype=torch.float64)
+    for given in (x, quantized):
+        assert relative_error(quantized_matmul(given, weight, bias), expected) < FP32_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "kind"),
+    [(257, 64, "fp8 channel"), (65, 64 * 133, "fp8 channel"), (65, 128, "fp8 128")],
+    ids=["many rows", "many tiles", "blocks"],
+)
+def test_other_fp8_rows_are_left_to_cublas(
+    monkeypatch: pytest.MonkeyPatch, rows: int, outputs: int, kind: str
+) -> None:  # fmt: skip
+    weight = replace(pack_weight(random_weight(kind, outputs, 256)), cublas_scales=torch.ones(1))
+    calls: list[Any] = []
+
+    def scaled_mm(a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor, **options: Any) -> torch.Tensor:
+        calls.append((len(a), b.shape[1], options["use_fast_accum"]))
+        return torch.zeros(len(a), b.shape[1])
+
+    monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
+    padded = rows if weight.per_channel else -(-rows // 4) * 4
+    assert quantized_matmul(random(rows, 256), weight, None).shape == (rows, outputs)
+    assert calls == [(padded, outputs, weight.per_channel)]
 
 
 @pytest.mark.parametrize("rows", [1, 2])

@@ -25,6 +25,7 @@ constexpr int BLOCK_ROWS = 2;
 #endif
 constexpr int MANY_ROWS = 48, MAX_ROWS = 192;  // of a task
 constexpr int L2_BYTES = 640 << 10;            // of the cache, for the activations of a task
+constexpr int AHEAD_BYTES = 8 << 10;           // at most, of the weights that are prefetched; at least a chunk
 
 // --- Weights
 
@@ -179,7 +180,7 @@ void multiply_panel(const PanelTask& task, const QuantizedRows<GROUP_OF<Format>>
     for (int k = 0; k < inputs; k += CHUNK, chunk += Layout::SIZE) {
         const ChunkScales<Format> scales(chunk);
         if (wide) unpack_chunk<Format>(chunk, bytes);
-        LinesAhead ahead{chunk + Layout::SIZE, lines};
+        LinesAhead ahead{chunk + std::max<size_t>(1, AHEAD_BYTES / Layout::SIZE) * Layout::SIZE, lines};
         // Rows are split evenly: 5 and 4 are faster than 8 and 1.
         for (int row = 0, left = steps, count; left; row += count, left--) {
             count = (rows - row + left - 1) / left;

@@ -265,7 +265,7 @@ inline __attribute__((always_inline)) void sub_block_product(const uint8_t* numb
         for (int v = 0; v < VECTORS; v++) result[m][v] = dot[m][v].end(2 * PAIRS);
 }
 
-// Cache lines of the next chunk to prefetch, so many for each strip: to the L1 cache for a single row, which takes no
+// Cache lines of a later chunk to prefetch, so many for each strip: to the L1 cache for a single row, which takes no
 // longer with a chunk than memory does, otherwise to the L2 cache.
 struct LinesAhead {
     const uint8_t* next;

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-"""Quantization of activation rows to FP8, with the RMS norm that may come before it."""
+"""Quantization of activation rows to FP8, with the RMS norm or the MLP gate that may come before it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ _FP8_MAX = tl.constexpr(FP8_MAX)
 @triton.jit(do_not_specialize=["scale_stride"])
 def _quantize_kernel(
     x_ptr,
+    residual_ptr,
     norm_weight_ptr,
     out_ptr,
     scale_ptr,
     x_stride,
+    residual_stride,
     scale_stride,
     eps,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,  # inputs of a scale; 0: all
     NORM: tl.constexpr,
+    ADD: tl.constexpr,
+    GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -36,6 +40,12 @@ def _quantize_kernel(
         norm_weight = tl.load(norm_weight_ptr + at, mask, 0.0).to(tl.float32)
     pdl_wait(PDL)
     x = tl.load(x_ptr + row * x_stride + at, mask, 0.0).to(tl.float32)
+    if GATED:
+        x *= tl.sigmoid(x) * tl.load(x_ptr + row * x_stride + WIDTH + at, mask, 0.0).to(tl.float32)
+    if ADD:
+        residual = residual_ptr + row * residual_stride + at
+        x += tl.load(residual, mask, 0.0).to(tl.float32)
+        tl.store(residual, x.to(residual_ptr.dtype.element_ty), mask)
     if NORM:
         x *= tl.rsqrt(tl.sum(x * x) / WIDTH + eps) * norm_weight
     if GROUP:
@@ -59,31 +69,39 @@ def quantize_rows(
     *,
     norm_weight: torch.Tensor | None = None,
     eps: float = 0.0,
+    residual: torch.Tensor | None = None,
+    gated: bool = False,
     multiple: int = 1,
     pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rows in e4m3 and their scales, `[groups, rows]`: of each `group` of inputs, or of all if it is 0.
 
-    `norm_weight` applies RMS norm first. `multiple`: uninitialized rows are added up to a multiple of it.
+    `residual` adds `x` to it in place first and takes the sum, `norm_weight` applies RMS norm, and `gated` takes
+    silu(first half) · second half. `multiple`: uninitialized rows are added up to a multiple of it.
     """
     rows, width = x.shape
+    width = width // 2 if gated else width
     padded = triton.cdiv(rows, multiple) * multiple
     out = torch.empty(padded, width, dtype=FP8_DTYPE, device=x.device)
     scale = torch.empty(triton.cdiv(width, group) if group else 1, padded, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(width)
     _quantize_kernel[(rows,)](
         x,
+        x if residual is None else residual,
         x if norm_weight is None else norm_weight,
         out,
         scale,
         x.stride(0),
+        0 if residual is None else residual.stride(0),
         padded,
         eps,
         WIDTH=width,
         BLOCK=block,
         GROUP=group,
         NORM=norm_weight is not None,
-        num_warps=min(max(block // 512, 1), 16),
+        ADD=residual is not None,
+        GATED=gated,
+        num_warps=min(max(block // 512, 1), 8),
         **pdl_options(pdl),
     )
     return out, scale

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from syringa.engine.gpu.delta_net_rows import DeltaNet, DeltaNetRows, reference_delta_net
 from syringa.engine.gpu.kernels import reference
 from syringa.engine.gpu.kernels.reference import SigmoidScores
-from syringa.engine.gpu.packed_weight import PackedWeight, unpack_weight
+from syringa.engine.gpu.packed_weight import Fp8Rows, PackedWeight, unpack_weight
 from syringa.engine.models.config import ClampedSwiglu
 from syringa.errors import ConfigError
 
@@ -50,10 +50,24 @@ class GpuOps(Protocol):
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
 
     def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor: ...
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        consumer: torch.Tensor | PackedWeight | None = None,
+    ) -> torch.Tensor | Fp8Rows:
+        """Add `x` to `residual` in place and return the RMS norm of the sum.
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
+        `consumer`: the weights of the only `matmul` that takes the result, which may then be quantized for it.
+        """
+        ...
+
+    def silu_mul(
+        self, gate_up: torch.Tensor, consumer: torch.Tensor | PackedWeight | None = None
+    ) -> torch.Tensor | Fp8Rows:
+        """Return silu(first half) · second half. `consumer` as in `add_rms_norm`."""
+        ...
 
     def linear(
         self,
@@ -68,7 +82,9 @@ class GpuOps(Protocol):
         out: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
-    def matmul(self, x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    def matmul(
+        self, x: torch.Tensor | Fp8Rows, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         """A linear layer for any number of rows, without fusion."""
         ...
 
@@ -214,10 +230,17 @@ class ReferenceOps:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return reference.rms_norm(x, weight, eps)
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        consumer: torch.Tensor | PackedWeight | None = None,
+    ) -> torch.Tensor:
         return reference.add_rms_norm(x, residual, weight, eps)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def silu_mul(self, gate_up: torch.Tensor, consumer: torch.Tensor | PackedWeight | None = None) -> torch.Tensor:
         return reference.silu_mul(gate_up)
 
     def linear(
@@ -236,7 +259,10 @@ class ReferenceOps:
         y = reference.linear(x, matrix, bias, norm_weight=norm_weight, eps=eps, gated=gated, residual=residual)
         return y if out is None else out.copy_(y)
 
-    def matmul(self, x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    def matmul(
+        self, x: torch.Tensor | Fp8Rows, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor)
         return F.linear(x, _dense(weight, x.dtype), bias)
 
     def moe_mlp(

@@ -12,7 +12,7 @@ from syringa.engine.gpu.kernels.batch_invariant_attention import batch_invariant
 from syringa.engine.gpu.kernels.batch_invariant_matmul import batch_invariant_matmul
 from syringa.engine.gpu.ops.base import QKNormRope
 from syringa.engine.gpu.ops.triton_ops import TritonOps
-from syringa.engine.gpu.packed_weight import PackedWeight
+from syringa.engine.gpu.packed_weight import Fp8Rows, PackedWeight
 
 
 class BatchInvariantOps(TritonOps):
@@ -26,8 +26,11 @@ class BatchInvariantOps(TritonOps):
         super().begin_step(rows, decode_only)
         self.positions = None
 
-    def matmul(self, x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-        assert not isinstance(weight, PackedWeight)  # quantized weights are refused before
+    def matmul(
+        self, x: torch.Tensor | Fp8Rows, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor)
+        assert isinstance(weight, torch.Tensor)  # quantized weights are refused before
         return batch_invariant_matmul(x, weight, bias, pdl=self.pdl)
 
     def compute_logits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

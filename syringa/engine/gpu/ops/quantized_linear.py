@@ -2,8 +2,9 @@
 
 One or two rows are multiplied on CUDA cores (INT4, and FP8 with a scale per output), up to 16 in bf16 with weights that
 are converted in registers. More rows are quantized to FP8 if the weights are, with a scale for each that the weights
-have along the inputs, and more than 64 multiplied by cuBLAS. With 4-bit weights, rows stay in bf16; of very many rows,
-the weights are converted once, for cuBLAS. The configurations are what bench/gpu_quantized.py found best on an H200.
+have along the inputs, and more than 64 multiplied by cuBLAS, unless its tiles are too few. With 4-bit weights, rows
+stay in bf16; of very many rows, the weights are converted once, for cuBLAS. The configurations are what
+bench/gpu_quantized.py found best on an H200.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from syringa.engine.gpu.kernels.fp8 import quantize_rows
 from syringa.engine.gpu.kernels.gemv import GemvConfig, gemv
 from syringa.engine.gpu.kernels.int4_gemv import Int4GemvConfig, int4_gemv, supports_int4_gemv
 from syringa.engine.gpu.kernels.quantized_gemm import QuantizedConfig, dequantize, quantized_gemm
-from syringa.engine.gpu.packed_weight import PackedWeight
+from syringa.engine.gpu.packed_weight import Fp8Rows, PackedWeight
 
 GEMV_ROWS = 2
 FUSED_ROWS = 64
 DEQUANTIZED_ROWS = 384  # from here on, converting the weights first is faster
 PROCESSORS = 132  # of an H200
+FEW_TILES_ROWS = 256  # products of FP8 rows that have few tiles are left to cuBLAS above
 CUBLAS_BLOCK_ROWS = 4  # with scales per block, cuBLAS needs a multiple of this
 
 QuantizedLinearConfig = GemvConfig | Int4GemvConfig | QuantizedConfig
@@ -67,18 +69,46 @@ def quantized_linear(
     return out
 
 
-def quantized_matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def multiplies_fp8_rows(rows: int, weight: torch.Tensor | PackedWeight | None) -> bool:
+    """Return whether `quantized_matmul` quantizes so many rows for this weight, and takes them as `Fp8Rows`."""
+    return rows > FUSED_ROWS and isinstance(weight, PackedWeight) and weight.cublas_scales is not None
+
+
+def quantize_for(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    *,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+    residual: torch.Tensor | None = None,
+    gated: bool = False,
+) -> Fp8Rows:
+    """Return rows as `quantized_matmul` multiplies them with this weight. The options are those of `quantize_rows`."""
+    multiple = 1 if weight.per_channel else CUBLAS_BLOCK_ROWS
+    values, scales = quantize_rows(
+        x, weight.row_group, norm_weight=norm_weight, eps=eps, residual=residual, gated=gated, multiple=multiple
+    )
+    return Fp8Rows(values, scales, len(x), x.dtype)
+
+
+def quantized_matmul(x: torch.Tensor | Fp8Rows, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """A linear layer with quantized weights for any number of rows, without fusion."""
-    if len(x) > FUSED_ROWS and weight.cublas_scales is not None:
-        rows, scales = quantize_rows(x, weight.row_group, multiple=1 if weight.per_channel else CUBLAS_BLOCK_ROWS)
+    if isinstance(x, torch.Tensor) and multiplies_fp8_rows(len(x), weight):
+        x = quantize_for(x, weight)
+    if isinstance(x, Fp8Rows) and (config := _few_tiles_config(x.rows, weight)) is not None:
+        y = torch.empty(len(x.values), len(weight), dtype=x.dtype, device=x.values.device)
+        quantized_gemm(x.values, weight, bias, y, config, x_scales=x.scales)
+        return y[: x.rows]
+    if isinstance(x, Fp8Rows):
+        assert weight.cublas_scales is not None
         y = torch._scaled_mm(
-            rows,
+            x.values,
             weight.data.t(),
-            scales.t(),
+            x.scales.t(),
             weight.cublas_scales,
             out_dtype=x.dtype,
             use_fast_accum=weight.per_channel,  # which block scales do not support
-        )[: len(x)]
+        )[: x.rows]
         return y if bias is None else y.add_(bias)
     if len(x) < DEQUANTIZED_ROWS:
         return quantized_linear(x, weight, bias)
@@ -112,6 +142,18 @@ def choose_quantized_config(
         return _split(QuantizedConfig(block, 128, 128, 4, 4, fp8_rows=True), rows, outputs, weight, PROCESSORS)
     config = QuantizedConfig(block, 64, 128, 4, 4) if fp8 else QuantizedConfig(block, 64, 256, 4, 3)
     return _split(config, rows, outputs, weight, 2 * PROCESSORS)
+
+
+def _few_tiles_config(rows: int, weight: PackedWeight) -> QuantizedConfig | None:
+    """Return the configuration for rows in FP8 where cuBLAS has too few tiles for the device, or None.
+
+    With scales per block, cuBLAS is faster.
+    """
+    config = QuantizedConfig(64, 64, 128, 4, 6, fp8_rows=True)
+    tiles = triton.cdiv(rows, config.rows) * triton.cdiv(len(weight), config.outputs)
+    if not weight.per_channel or rows > FEW_TILES_ROWS or tiles > 2 * PROCESSORS:
+        return None
+    return _split(config, rows, len(weight), weight, (2 if weight.inputs > 8192 else 1) * PROCESSORS)
 
 
 def _split(config: QuantizedConfig, rows: int, outputs: int, weight: PackedWeight, programs: int) -> QuantizedConfig:

@@ -20,8 +20,13 @@ from syringa.engine.gpu.kernels.reference import SigmoidScores
 from syringa.engine.gpu.kernels.sampling import sample
 from syringa.engine.gpu.ops.base import QKNormRope
 from syringa.engine.gpu.ops.linear import SKINNY_ROWS, linear
-from syringa.engine.gpu.ops.quantized_linear import quantized_linear, quantized_matmul
-from syringa.engine.gpu.packed_weight import PackedWeight
+from syringa.engine.gpu.ops.quantized_linear import (
+    multiplies_fp8_rows,
+    quantize_for,
+    quantized_linear,
+    quantized_matmul,
+)
+from syringa.engine.gpu.packed_weight import Fp8Rows, PackedWeight
 from syringa.engine.models.config import ClampedSwiglu
 
 # Programmatic dependent launch hides launch latency; with more rows, waiting programs occupy the device instead.
@@ -54,10 +59,23 @@ class TritonOps:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return elementwise.rms_norm(x, weight, eps, pdl=self.pdl)
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        consumer: torch.Tensor | PackedWeight | None = None,
+    ) -> torch.Tensor | Fp8Rows:
+        if isinstance(consumer, PackedWeight) and multiplies_fp8_rows(len(x), consumer):
+            return quantize_for(x, consumer, norm_weight=weight, eps=eps, residual=residual)
         return elementwise.add_rms_norm(x, residual, weight, eps, pdl=self.pdl)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def silu_mul(
+        self, gate_up: torch.Tensor, consumer: torch.Tensor | PackedWeight | None = None
+    ) -> torch.Tensor | Fp8Rows:
+        if isinstance(consumer, PackedWeight) and multiplies_fp8_rows(len(gate_up), consumer):
+            return quantize_for(gate_up, consumer, gated=True)
         return elementwise.silu_mul(gate_up, pdl=self.pdl)
 
     def linear(
@@ -77,8 +95,13 @@ class TritonOps:
             return quantized_linear(x, weight, bias, pdl=self.pdl, **options)
         return linear(x, weight, bias, pdl=self.pdl, **options)
 
-    def matmul(self, x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-        return quantized_matmul(x, weight, bias) if isinstance(weight, PackedWeight) else F.linear(x, weight, bias)
+    def matmul(
+        self, x: torch.Tensor | Fp8Rows, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        if isinstance(weight, PackedWeight):
+            return quantized_matmul(x, weight, bias)
+        assert isinstance(x, torch.Tensor)
+        return F.linear(x, weight, bias)
 
     def moe_mlp(
         self,
