@@ -15,7 +15,7 @@ from rich.table import Table
 
 from syringa.engine.cpu.features import available_cores
 from syringa.engine.cpu.layers.cache import CacheTensors
-from syringa.engine.cpu.layers.linear import Int8Linear
+from syringa.engine.cpu.layers.linear import Gate, Int8Linear
 from syringa.engine.cpu.layers.native_ops import attend
 from syringa.engine.cpu.native import AttentionShape, Kernels, load_kernels
 from syringa.engine.execution.batch import StepTensors
@@ -39,7 +39,7 @@ def median(run: Callable[[], None]) -> float:
 
 def linear_layers(kernels: Kernels) -> Callable[[int], float]:
     def make(outputs: int, inputs: int, gated: bool = False) -> Int8Linear:
-        return Int8Linear(kernels, torch.randn(outputs, inputs), None, gated=gated)
+        return Int8Linear(kernels, torch.randn(outputs, inputs), None, gate=Gate() if gated else None)
 
     qkv = (HEADS + 2 * KV_HEADS) * SIZE
     layers = [

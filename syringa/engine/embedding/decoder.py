@@ -14,17 +14,18 @@ import numpy as np
 import torch
 
 from syringa.engine.cpu.layers.cache import CacheTensors, LayerCache
-from syringa.engine.cpu.layers.linear import LinearLayer
+from syringa.engine.cpu.layers.linear import Gate, LinearLayer
 from syringa.engine.cpu.layers.native_ops import NativeOps, supports_head_size
-from syringa.engine.cpu.layers.ops import TorchOps
-from syringa.engine.cpu.layers.rotary import rotary_tables
+from syringa.engine.cpu.layers.ops import CpuOps, TorchOps
 from syringa.engine.embedding.batch import PackedBatch
 from syringa.engine.embedding.weights import LayerReader
 from syringa.engine.execution.batch import StepTensors
 from syringa.engine.loading.weights import WeightSource
 from syringa.engine.models.config import DecoderConfig, read_config
-from syringa.engine.models.decoder import Decoder, Model, check_shapes, load_layers, load_qk_norms
-from syringa.engine.models.fused import FusedDecoder
+from syringa.engine.models.decoder import Decoder, Model
+from syringa.engine.models.fused import FusedDecoder, can_fuse
+from syringa.engine.models.layers import load_attention_tensors, load_layers
+from syringa.engine.models.tensor_shapes import check_shapes
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
 
@@ -75,23 +76,24 @@ def load_decoder_encoder(
     check_shapes(c, weights, reader.path)
     native = reader.kernels is not None and supports_head_size(c.head_size)
 
-    def make_linear(names: Sequence[str], bias: torch.Tensor | None, *, gated: bool = False) -> LinearLayer:
-        return reader.linear(names, bias, gated=gated and native)
+    def make_linear(names: Sequence[str], bias: torch.Tensor | None, *, gate: Gate | None = None) -> LinearLayer:
+        return reader.linear(names, bias, gate=gate if native else None)
 
-    parts = (
-        reader.read("model.embed_tokens.weight").to(reader.torch_dtype),
-        load_layers(c, reader.read, make_linear, progress),
-        reader.read("model.norm.weight").float(),
-        _identity,
-    )
-    rotary, norms = rotary_tables(c.rope, c.rotary, length, c.max_positions), load_qk_norms(c, reader.read)
+    def make_exact(name: str, bias: str | None) -> LinearLayer:
+        return reader.exact_linear(name, bias)
+
+    tensors = load_attention_tensors(c, reader.read, length)
+    ops: CpuOps = TorchOps(c, tensors)
+    if reader.kernels is not None and native:
+        ops = NativeOps(reader.kernels, c, tensors)
+    layers = load_layers(c, reader.read, make_linear, make_exact, ops, reader.kernels, progress)
+    embedding = reader.read("model.embed_tokens.weight").to(reader.torch_dtype)
+    parts = embedding, layers, reader.read("model.norm.weight").float(), _identity
     model: Model
-    if not native or reader.kernels is None:
-        model = Decoder(c, TorchOps(c, rotary, norms), *parts)
-    elif reader.dtype == "int8":
-        model = FusedDecoder(c, NativeOps(reader.kernels, c, rotary, norms), *parts)
+    if isinstance(ops, NativeOps) and can_fuse(layers):
+        model = FusedDecoder(c, ops, *parts)
     else:
-        model = Decoder(c, NativeOps(reader.kernels, c, rotary, norms), *parts)
+        model = Decoder(c, ops, *parts)
     return DecoderEncoder(model, c, reader.torch_dtype)
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from syringa.engine.cpu.layers.linear import LinearLayer
 from syringa.engine.embedding.batch import PackedBatch, similar_lengths
 from syringa.engine.embedding.encoder_config import EncoderConfig
-from syringa.engine.models.decoder import ReadWeight
+from syringa.engine.models.layers import ReadWeight
 
 LinearFactory = Callable[[Sequence[str], torch.Tensor | None], LinearLayer]
 """Creates a linear layer of the chosen dtype from the tensors with these names, side by side."""

@@ -22,7 +22,7 @@ from syringa.engine.gpu.ops.base import GpuOps
 from syringa.engine.gpu.transfer import upload
 from syringa.engine.loading.weights import WeightSource
 from syringa.engine.models.config import read_config
-from syringa.engine.models.decoder import check_shapes
+from syringa.engine.models.tensor_shapes import check_shapes
 
 
 class GpuDecoderEncoder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from syringa.engine.embedding.encoder_config import is_native_encoder
-from syringa.engine.models.config import NATIVE_TYPES, is_native
+from syringa.engine.models.config import LLAMA_TYPES, is_native
 from syringa.modelfiles import EmbeddingSpec
 
 STEP_TOKENS = 512  # of a step on a CPU by default; a longer input is computed alone
@@ -17,7 +17,7 @@ def is_native_embedding(config: dict[str, Any]) -> bool:
         return True
     causal = config.get("is_causal", True) is not False and not config.get("use_bidirectional_attention")
     quantized = bool(config.get("quantization_config"))
-    return causal and not quantized and config.get("model_type") in NATIVE_TYPES and is_native(config)
+    return causal and not quantized and config.get("model_type") in LLAMA_TYPES and is_native(config)
 
 
 def embedding_weights(parameters: int, tables: int, spec: EmbeddingSpec) -> dict[str, int]:

@@ -12,6 +12,7 @@ from syringa.engine.cpu.layers.linear import (
     BlockLinear,
     BlockTensor,
     DenseLinear,
+    Gate,
     Int8Linear,
     LinearLayer,
     TorchLinear,
@@ -105,12 +106,12 @@ class LayerReader:
             raise stored.corrupt()
         return copy_weight(tensor, self.device)
 
-    def linear(self, names: Sequence[str], bias: torch.Tensor | None, *, gated: bool = False) -> LinearLayer:
+    def linear(self, names: Sequence[str], bias: torch.Tensor | None, *, gate: Gate | None = None) -> LinearLayer:
         """Return a layer of the tensors with these names, side by side."""
         if self.dtype == "int8":
             assert self.kernels is not None  # checked by choose_dtype
             stored = [BlockTensor.of(self.weights(name), f"{self.path}: {name}") for name in names]
-            return Int8Linear(self.kernels, stored, bias, gated=gated)
+            return Int8Linear(self.kernels, stored, bias, gate=gate)
         return self._dense(names, bias, self.torch_dtype)
 
     def fine_linear(self, names: Sequence[str], bias: torch.Tensor | None) -> LinearLayer:

@@ -66,6 +66,8 @@ class GpuLayer:
     mlp: GpuMlp | GpuExperts
     qk_norm_rope: QKNormRope
     window: int
+    out_norm: torch.Tensor | None = None  # of the output of `out`, before it is added to the residuals
+    mlp_norm: torch.Tensor | None = None  # of the MLP's output, likewise
     sinks: torch.Tensor | None = None  # [heads], fp32
     delta_net: DeltaNet | None = None
     gates: GpuLinear | None = None  # of a delta net: the rows b and a of the input projection, if not in `qkv`
@@ -148,6 +150,7 @@ class GpuDecoder:
         self.layers = layers
         self.norm = norm
         self.head = head
+        self.fuses = config.activation == "silu" and not config.norm_names.mlp_output  # as the matmul kernels can
         self.supports_fp8 = not any(isinstance(layer.qkv.weight, PackedWeight) for layer in layers)
 
     @property
@@ -165,15 +168,20 @@ class GpuDecoder:
         x = self.hidden_states(rows, sampled, cache)
         if out is None:
             out = torch.empty(len(x), len(self.head), dtype=torch.float32, device=x.device)
-        return self.ops.compute_logits(x, self.head, out)
+        logits = self.ops.compute_logits(x, self.head, out)
+        if cap := self.config.logit_softcap:
+            logits.div_(cap).tanh_().mul_(cap)
+        return logits
 
     @torch.inference_mode()
     def hidden_states(self, rows: ModelInput, sampled: torch.Tensor, cache: GpuCache) -> torch.Tensor:
         """Return the normalized output of the last layer for `logit_rows`, in the model's precision."""
         self.ops.begin_step(len(rows.tokens), rows.prefill is None)
         x = self.ops.embed(self.embedding, rows.tokens, rows.token_sources, sampled)
+        if self.config.embedding_scale != 1.0:
+            x.mul_(self.config.embedding_scale)
         decode_only = rows.prefill is None and rows.logit_rows is None
-        if decode_only and len(x) <= self.ops.max_fused_rows:
+        if self.fuses and decode_only and len(x) <= self.ops.max_fused_rows:
             return self._forward_fused(x, rows, cache)
         return self._forward_unfused(x, rows, cache)
 
@@ -214,7 +222,10 @@ class GpuDecoder:
                 mixed, x = mixed.index_select(0, rows.logit_rows), x.index_select(0, rows.logit_rows)
             mlp = layer.mlp
             first = None if isinstance(mlp, GpuExperts) else mlp.gate_up.weight
-            normed = ops.add_rms_norm(self._matmul(mixed, layer.out), x, layer.post_norm, eps, first)
+            attended = self._matmul(mixed, layer.out)
+            if layer.out_norm is not None:
+                attended = ops.rms_norm(attended, layer.out_norm, eps)
+            normed = ops.add_rms_norm(attended, x, layer.post_norm, eps, first)
             if isinstance(mlp, GpuExperts):
                 assert isinstance(normed, torch.Tensor)
                 output = self._experts(normed, mlp)
@@ -224,12 +235,17 @@ class GpuDecoder:
                     output += self._mlp(normed, mlp.shared_mlp)
             else:
                 output = self._mlp(normed, mlp)
+            if layer.mlp_norm is not None:
+                output = ops.rms_norm(output, layer.mlp_norm, eps)
             normed = ops.add_rms_norm(output, x, next_norm, eps, consumer)
         assert isinstance(normed, torch.Tensor)
         return normed
 
     def _mlp(self, x: torch.Tensor | Fp8Rows, mlp: GpuMlp) -> torch.Tensor:
-        return self._matmul(self.ops.silu_mul(self._matmul(x, mlp.gate_up), mlp.down.weight), mlp.down)
+        gate_up = self._matmul(x, mlp.gate_up)
+        if self.config.activation == "gelu_tanh":
+            return self._matmul(self.ops.gelu_mul(gate_up), mlp.down)
+        return self._matmul(self.ops.silu_mul(gate_up, mlp.down.weight), mlp.down)
 
     def _caches(self, cache: GpuCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the keys and values of each layer; of a delta net, its convolution and recurrent states."""
@@ -290,17 +306,30 @@ class GpuDecoder:
         return multiply(x, weight, bias)
 
     def _matmul(self, x: torch.Tensor | Fp8Rows, layer: GpuLinear) -> torch.Tensor:
+        if not self.fuses and isinstance(x, torch.Tensor) and len(x) <= self.ops.max_fused_rows:
+            return self.ops.linear(x, layer.weight, layer.bias)
         return self.ops.matmul(x, layer.weight, layer.bias)
 
     def _attend(
         self, layer: GpuLayer, qkv: torch.Tensor, rows: ModelInput, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         ops, heads = self.ops, self.config.heads
+        scale, softcap = self.config.attention_scale or None, self.config.softcap
         prefill, num_decodes = rows.prefill, len(rows.lengths)
         if prefill is None:
             store = rows.slot_mapping, layer.qk_norm_rope
             return ops.decode_attention(
-                qkv, keys, values, rows.block_tables, rows.lengths, heads, layer.window, store, sinks=layer.sinks
+                qkv,
+                keys,
+                values,
+                rows.block_tables,
+                rows.lengths,
+                heads,
+                layer.window,
+                store,
+                scale=scale,
+                sinks=layer.sinks,
+                softcap=softcap,
             )
         ops.rotate_and_store(qkv, prefill.positions, rows.slot_mapping, layer.qk_norm_rope, keys, values, heads)
         out = qkv.new_empty(len(qkv), heads * self.config.head_size)
@@ -315,7 +344,9 @@ class GpuDecoder:
                 layer.window,
                 None,
                 out[:num_decodes],
+                scale=scale,
                 sinks=layer.sinks,
+                softcap=softcap,
             )
         ops.prefill_attention(
             qkv[num_decodes:],
@@ -328,7 +359,9 @@ class GpuDecoder:
             heads,
             layer.window,
             out[num_decodes:],
+            scale=scale,
             sinks=layer.sinks,
+            softcap=softcap,
             new_keys=True,
         )
         return out

@@ -14,7 +14,7 @@ from syringa.engine.gpu.packed_weight import PackedWeight, concat_quantized, pac
 from syringa.engine.loading.device_copy import copy_weight
 from syringa.engine.loading.quantized import ReadQuantized, mxfp4_weight
 from syringa.engine.models.config import DecoderConfig
-from syringa.engine.models.decoder import ReadWeight
+from syringa.engine.models.layers import ReadWeight
 from syringa.errors import ModelError
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -15,8 +16,8 @@ from syringa.engine.gpu.packed_weight import PackedWeight, concat_quantized, pac
 from syringa.engine.loading.device_copy import copy_weight
 from syringa.engine.loading.quantized import ReadQuantized
 from syringa.engine.models.config import DecoderConfig
-from syringa.engine.models.decoder import ReadWeight
 from syringa.engine.models.delta_rule import read_delta_net_parameters
+from syringa.engine.models.layers import ReadWeight
 
 
 def load_gpu_decoder(
@@ -77,9 +78,16 @@ def load_gpu_decoder(
         parameters = read_delta_net_parameters(prefix, in_fp32)
         return DeltaNet(parameters, config.delta_net, config.eps)
 
-    cosine, sine = (
-        table.to(device) for table in rotary_tables(config.rope, config.rotary, length, config.max_positions)
-    )
+    def load_rotary(rope: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        cosine, sine = rotary_tables(rope, config.rotary, length, config.max_positions)
+        return cosine.to(device), sine.to(device)
+
+    def load_norm(prefix: str, name: str) -> torch.Tensor | None:
+        return in_fp32(f"{prefix}{name}.weight") if name else None
+
+    rotary = load_rotary(config.rope)
+    local_rotary = load_rotary(config.local_rope) if config.local_rope is not None else rotary
+    names = config.norm_names
     embedding = on_device("model.embed_tokens.weight")
     head = embedding if config.tied else on_device("lm_head.weight")
     layers = []
@@ -97,15 +105,18 @@ def load_gpu_decoder(
         else:
             qkv = fused(attention, projections, config.qkv_bias)
             out = fused(attention, ("o",), config.out_bias)
+        tables = rotary if config.rope_of(i) is config.rope else local_rotary
         layers.append(
             GpuLayer(
-                input_norm=in_fp32(f"{prefix}input_layernorm.weight"),
+                input_norm=in_fp32(f"{prefix}{names.attention}.weight"),
                 qkv=qkv,
                 out=out,
-                post_norm=in_fp32(f"{prefix}post_attention_layernorm.weight"),
+                post_norm=in_fp32(f"{prefix}{names.mlp}.weight"),
                 mlp=load_sparse(i) if config.sparse[i] else load_mlp(f"{prefix}mlp."),
-                qk_norm_rope=QKNormRope((cosine, sine) if config.rotated[i] else None, norms, config.eps),
+                qk_norm_rope=QKNormRope(tables if config.rotated[i] else None, norms, config.eps),
                 window=config.windows[i],
+                out_norm=load_norm(prefix, names.attention_output),
+                mlp_norm=load_norm(prefix, names.mlp_output),
                 sinks=in_fp32(attention + "sinks") if config.sinks else None,
                 delta_net=load_delta_net(f"{prefix}linear_attn.") if linear else None,
                 gates=gates,

@@ -11,29 +11,22 @@ from syringa.engine.cpu.layers.linear import (
     BlockLinear,
     BlockTensor,
     DenseLinear,
+    Gate,
     Int8Linear,
     LinearLayer,
     TorchLinear,
 )
 from syringa.engine.cpu.layers.native_ops import NativeOps, supports_head_size
 from syringa.engine.cpu.layers.ops import CpuOps, TorchOps
-from syringa.engine.cpu.layers.rotary import rotary_tables
 from syringa.engine.cpu.native import BLOCK_TYPES, Kernels
 from syringa.engine.loading.loaded_model import CacheShape, Progress
 from syringa.engine.loading.weights import GgufWeights, WeightSource
 from syringa.engine.models.config import read_config
-from syringa.engine.models.decoder import (
-    Decoder,
-    Embedding,
-    Model,
-    ReadWeight,
-    check_shapes,
-    load_layers,
-    load_qk_norms,
-)
-from syringa.engine.models.fused import FusedDecoder
-from syringa.engine.models.hybrid import HybridDecoder, load_hybrid_layers
+from syringa.engine.models.decoder import Decoder, Embedding, Model
+from syringa.engine.models.fused import FusedDecoder, can_fuse
+from syringa.engine.models.layers import ReadWeight, load_attention_tensors, load_layers
 from syringa.engine.models.state_cache import StateShape
+from syringa.engine.models.tensor_shapes import check_shapes
 from syringa.modelfiles import ModelDescription, ModelFiles
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -61,19 +54,23 @@ def load_cpu_decoder(
             _check_finite(tensor, f"{files.path}: {name}", kernels)
         return tensor
 
-    def make_linear(names: Sequence[str], bias: torch.Tensor | None, *, gated: bool = False) -> LinearLayer:
-        if gguf is not None and (blocks := _matching_blocks(gguf, names, gated)):
+    def make_linear(names: Sequence[str], bias: torch.Tensor | None, *, gate: Gate | None = None) -> LinearLayer:
+        fused_gate = gate if native_ops else None
+        if gguf is not None and (blocks := _matching_blocks(gguf, names, gate is not None)):
             assert kernels is not None  # checked by choose_dtype
-            return BlockLinear(kernels, blocks, bias, gated=gated and native_ops)
+            return BlockLinear(kernels, blocks, bias, gate=fused_gate)
         if dtype in ("int8", "gguf"):
             assert kernels is not None
             stored = [_stored_tensor(weights, name, files.path) for name in names]
-            return Int8Linear(kernels, stored, bias, gated=gated and native_ops)
+            return Int8Linear(kernels, stored, bias, gate=fused_gate)
         weight = torch.cat([read(name) for name in names])
         return DenseLinear(kernels, weight, bias, half) if kernels is not None else TorchLinear(weight, bias, half)
 
-    def make_dense(name: str) -> LinearLayer:
-        return DenseLinear(kernels, read(name), None, half) if kernels else TorchLinear(read(name), None, half)
+    def make_exact(name: str, bias: str | None) -> LinearLayer:
+        weight, offset = read(name), read(bias) if bias else None
+        if kernels is None:
+            return TorchLinear(weight, offset, torch.float32)
+        return DenseLinear(kernels, weight, offset, torch.float32)
 
     done = 0
 
@@ -91,27 +88,21 @@ def load_cpu_decoder(
     else:
         embedding = _load_embedding(weights, read, kernels, half, blocks=dtype == "gguf")
     report_progress()
-    rotary = rotary_tables(config.rope, config.rotary, length, config.max_positions)
-    norms = load_qk_norms(config, read)
-    norm = read("model.norm.weight").float()
+    attention = load_attention_tensors(config, read, length)
+    ops: CpuOps = TorchOps(config, attention)
+    if kernels is not None and native_ops:
+        ops = NativeOps(kernels, config, attention)
+    layers = load_layers(config, read, make_linear, make_exact, ops, kernels, report_progress)
+    parts = embedding, layers, read("model.norm.weight").float(), head
     decoder: Model
-    if config.delta_net is not None:
-        ops: CpuOps = TorchOps(config, rotary, norms)
-        if kernels is not None and native_ops:
-            ops = NativeOps(kernels, config, rotary, norms)
-        hybrid = load_hybrid_layers(config, read, make_linear, make_dense, ops, kernels, report_progress)
-        states = StateShape(sum(config.linear), config.delta_net, torch.device("cpu"))
-        shape = CacheShape(config.attention_layers, config.kv_heads, config.head_size, half, states)
-        return HybridDecoder(config, ops, embedding, hybrid, norm, head), shape
-    layers = load_layers(config, read, make_linear, report_progress)
-    parts = embedding, layers, norm, head
-    if kernels is None or not native_ops:
-        decoder = Decoder(config, TorchOps(config, rotary, norms), *parts)
-    elif dtype in ("int8", "gguf"):
-        decoder = FusedDecoder(config, NativeOps(kernels, config, rotary, norms), *parts)
+    if isinstance(ops, NativeOps) and can_fuse(layers):
+        decoder = FusedDecoder(config, ops, *parts)
     else:
-        decoder = Decoder(config, NativeOps(kernels, config, rotary, norms), *parts)
-    return decoder, CacheShape(config.layers, config.kv_heads, config.head_size, half)
+        decoder = Decoder(config, ops, *parts)
+    states = None
+    if config.delta_net is not None:
+        states = StateShape(sum(config.linear), config.delta_net, torch.device("cpu"))
+    return decoder, CacheShape(config.attention_layers, config.kv_heads, config.head_size, half, states)
 
 
 def _stored_tensor(weights: WeightSource, name: str, path: str) -> BlockTensor:

@@ -15,7 +15,8 @@ import torch
 
 from syringa.engine.cpu.layers.linear import BlockTensor
 from syringa.engine.cpu.native import Kernels
-from syringa.engine.loading.weights import GgufWeights
+from syringa.engine.loading.weights import GgufWeights, find_rows
+from syringa.engine.models.config import FUSED_TYPES, read_config
 from syringa.errors import ModelError
 from syringa.modelfiles import ModelFiles
 from syringa.modelfiles.gguf import TensorInfo
@@ -29,10 +30,17 @@ ROPE_TENSORS = {"rope_factors_long.weight", "rope_factors_short.weight", "rope_f
 
 
 class GgufParameters(GgufWeights):
-    """Tensors of a GGUF file by the parameter names of `transformers`' definition of its architecture."""
+    """Tensors of a GGUF file by the parameter names of `transformers`' definition of its architecture.
 
-    def __init__(self, files: ModelFiles, config: dict[str, Any], kernels: Kernels | None = None) -> None:
+    For the `native` decoder, norms are as in the file, and projections that share a matrix have names of their own.
+    """
+
+    def __init__(
+        self, files: ModelFiles, config: dict[str, Any], kernels: Kernels | None = None, *, native: bool = False
+    ) -> None:
         super().__init__(files, config, kernels)
+        self.fused = read_config(config) if native and config.get("model_type") in FUSED_TYPES else None
+        self.native = native
         name = self.file.metadata["general.architecture"]
         by_name = {text: architecture for architecture, text in gguf.MODEL_ARCH_NAMES.items()}
         if self.architecture is None or name not in by_name:
@@ -50,6 +58,20 @@ class GgufParameters(GgufWeights):
     def has(self, name: str) -> bool:
         return all(each in self.file.tensors for each in self.sources(name))
 
+    def info(self, name: str) -> TensorInfo:
+        if match := EXPERT.fullmatch(name):
+            return self._expert(self.find(self.sources(name)[0]), int(match[2]))
+        part = find_rows(name, self.fused) if self.fused is not None else None
+        if part is None:
+            return super().info(name)
+        info = super().info(part.name)
+        inputs, rows = info.shape
+        part.check(rows)
+        row_bytes = info.size // rows
+        return msgspec.structs.replace(
+            info, shape=(inputs, part.rows), offset=info.offset + part.first * row_bytes, size=part.rows * row_bytes
+        )
+
     def sources(self, name: str) -> list[str]:
         """Return the tensors of the file that a parameter is made of."""
         if match := EXPERTS.fullmatch(name):
@@ -58,28 +80,26 @@ class GgufParameters(GgufWeights):
             return [f"blk.{match[1]}.ffn_{part}_exps.{kind}" for part in parts]
         if (match := EXPERT.fullmatch(name)) and match[3] in PROJECTIONS:
             return [f"blk.{match[1]}.ffn_{PROJECTIONS[match[3]]}_exps.weight"]
-        return [self.gguf_name(name)]
+        part = find_rows(name, self.fused) if self.fused is not None else None
+        return [self.gguf_name(name if part is None else part.name)]
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if not EXPERTS.fullmatch(name):
+            return super().shape(name)
         infos = [self.find(source) for source in self.sources(name)]
         if any(info.shape != infos[0].shape for info in infos):
             raise ModelError(f"{self.file.path}: {infos[0].name} and {infos[1].name} have different shapes")
         experts, *sizes = reversed(infos[0].shape)
-        if EXPERT.fullmatch(name):
-            return tuple(sizes)
-        if match := EXPERTS.fullmatch(name):
-            if match[2] == "gate_up_proj":
-                sizes[0] *= 2
-            return experts, *(reversed(sizes) if self.entry.experts == "interleaved" else sizes)
-        return experts, *sizes
+        if "gate_up_proj" in name:
+            sizes[0] *= 2
+        return experts, *(reversed(sizes) if self.entry.experts == "interleaved" else sizes)
 
     def __call__(self, name: str) -> torch.Tensor:
-        if match := EXPERTS.fullmatch(name):
+        if EXPERTS.fullmatch(name):
             return self._read_experts(name)
-        if match := EXPERT.fullmatch(name):
-            return self.read(self._expert(self.find(self.sources(name)[0]), int(match[2])))
         tensor = super().__call__(name)
-        return tensor - 1 if self.entry.offset_norms and name.endswith("norm.weight") else tensor
+        offset = self.entry.offset_norms and not self.native and name.endswith("norm.weight")
+        return tensor - 1 if offset else tensor
 
     def expert_blocks(self, module: str) -> dict[str, list[BlockTensor]] | None:
         """Return the gates, ups and downs of each expert of a layer as they are quantized in the file.

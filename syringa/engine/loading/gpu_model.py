@@ -16,9 +16,10 @@ from syringa.engine.loading.model_size import read_model_size
 from syringa.engine.loading.precision import check_deterministic_gpu
 from syringa.engine.loading.weights import open_weights
 from syringa.engine.models.config import DecoderConfig, count_parameters, is_native, read_config
-from syringa.engine.models.decoder import ReadWeight, check_shapes
+from syringa.engine.models.layers import ReadWeight
 from syringa.engine.models.quantization import stored_dtype
 from syringa.engine.models.state_cache import StateShape
+from syringa.engine.models.tensor_shapes import check_shapes
 from syringa.errors import ConfigError
 from syringa.modelfiles import ModelDescription, ModelFiles
 from syringa.types import ModelInfo
@@ -42,7 +43,7 @@ def load_on_gpu(
 
     started = time.perf_counter()
     length = context_limit(options.max_model_len, description.max_model_len, description.name)
-    native = is_native(description.config, "cuda")
+    native = is_native(description.config)
     decoder = read_config(description.config) if native else None
     experts = decoder is not None and decoder.experts > 0
     hybrid = decoder is not None and decoder.delta_net is not None

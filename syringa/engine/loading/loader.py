@@ -36,7 +36,7 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     device = choose_device(
         options.device,
         options.dtype,
-        native=is_native(description.config, "cuda"),
+        native=is_native(description.config),
         name=description.architecture,
     )
     if device.type == "cuda":

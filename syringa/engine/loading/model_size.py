@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ _CPU_BYTES_PER_WEIGHT = {"int8": 1, "bf16": 2, "fp32": 4}
 _SCALE_BYTES = 4  # of an output channel in int8
 _HALF_BYTES = 2
 
+_GATE_OR_UP = re.compile(r"ffn_(gate|up)(_exps)?\.")
+
 # general.file_type of GGUF files.
 _FILE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
@@ -52,7 +55,7 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str  # the Hugging Face class
     format: str  # of its files: "GGUF Q4_K_M", "safetensors"
     parameters: int
-    native: bool  # whether the native decoder runs it on a CPU
+    native: bool  # whether the native decoder runs it
     weights: dict[str, int]  # on a CPU, by dtype
     file_bytes: int = 0  # of a GGUF file's tensors, those that cannot stay quantized in int8; 0: a folder
     loading: dict[str, int] = {}  # of the weights while they are read, by dtype, where that is more
@@ -84,15 +87,15 @@ def read_model_size(files: ModelFiles, description: ModelDescription) -> ModelSi
     config = description.config
     if (spec := read_embedding_spec(files)) is not None:
         return _read_embedding_size(files, description, spec)
-    native, on_gpu = is_native(config), is_native(config, "cuda")
+    native = is_native(config)
     file = read_gguf(files.path) if files.kind == "gguf" else None
-    decoder = read_config(config) if native or on_gpu else None
+    decoder = read_config(config) if native else None
     parameters = count_parameters(decoder) if decoder is not None else _count(files)
-    gpu_dtype = stored_dtype(config) if on_gpu and file is None else "bf16"
+    gpu_dtype = stored_dtype(config) if native and file is None else "bf16"
     inner = _text_config(config)
     embedding = _integer(inner, "vocab_size") * _integer(inner, "hidden_size", "n_embd")
     tied = decoder.tied if decoder is not None else bool(inner.get("tie_word_embeddings", True))
-    if native and decoder is not None:
+    if decoder is not None:
         weights, loading = _native_weights(decoder, parameters), {}
     else:
         # Quantized from bf16, except the embedding. Other dtypes share a tied embedding with the output head.
@@ -133,10 +136,9 @@ def estimate_model_size(entry: CatalogModel) -> ModelSize:
         architecture="",
         format="safetensors" if folder else "GGUF",
         parameters=entry.numbers,
-        native=not entry.needs_models,
+        native=True,
         weights=entry.weights,
         file_bytes=0 if folder else entry.bytes,
-        loading={"int8": entry.numbers * _HALF_BYTES} if entry.needs_models else {},
         cache_numbers=entry.cache_bytes // CACHE_DEFAULT_BYTES,
         max_model_len=entry.context,
         vocab_size=entry.vocabulary,
@@ -220,8 +222,9 @@ def _block_weights(file: GgufFile, native: bool) -> int:
     for name, info in tensors.items():
         elements = math.prod(info.shape)
         stays = info.type in BLOCK_TYPES
-        if native and ("ffn_gate." in name or "ffn_up." in name):  # run together, so they stay only if both do
-            pair = name.replace("ffn_gate.", "ffn_up.") if "ffn_gate." in name else name.replace("ffn_up.", "ffn_gate.")
+        if native and (match := _GATE_OR_UP.search(name)):  # run together, so they stay only if both do
+            other = "up" if match[1] == "gate" else "gate"
+            pair = name.replace(f"ffn_{match[1]}", f"ffn_{other}")
             stays = stays and pair in tensors and tensors[pair].type == info.type
         if len(info.shape) < 2:
             total += elements * 4

@@ -11,14 +11,14 @@ import mmap
 import re
 from collections.abc import Container
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from syringa.engine.cpu.layers.linear import BlockTensor
 from syringa.engine.cpu.native import BLOCK_TYPES, FLOAT_TYPES, Kernels
-from syringa.engine.models.config import is_native, read_config
+from syringa.engine.models.config import FUSED_TYPES, GEMMA_TYPES, LLAMA_TYPES, is_native, read_config
 from syringa.engine.models.hybrid_config import HYBRID_TYPES, language_config
 from syringa.engine.models.quantization import read_quantization
 from syringa.errors import ModelError
@@ -28,6 +28,7 @@ from syringa.modelfiles.gguf_architectures import find_architecture
 
 if TYPE_CHECKING:
     from syringa.engine.loading.quantized import QuantizedWeight
+    from syringa.engine.models.config import DecoderConfig
 
 GGUF_TENSORS = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -49,6 +50,7 @@ GGUF_LAYER_TENSORS = {
 }
 STORED_TYPES = frozenset(BLOCK_TYPES | FLOAT_TYPES)  # GGUF types that the compiled kernels read
 MXFP4_SUFFIXES = ("_blocks", "_scales")  # returned as stored: `gpu.expert_loading` dequantizes them
+_PROJECTION = re.compile(r"(model\.layers\.\d+\.(?:self_attn|mlp)\.)(q|k|v|gate|up)_proj\.weight")
 LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
@@ -70,11 +72,11 @@ class WeightSource(Protocol):
 
 def open_weights(files: ModelFiles, config: dict[str, Any], kernels: Kernels | None = None) -> WeightSource:
     if files.kind == "gguf":
-        if is_native(config):
+        if config.get("model_type") in LLAMA_TYPES:
             return GgufWeights(files, config, kernels)
         from syringa.engine.loading.gguf_parameters import GgufParameters  # slow to import
 
-        return GgufParameters(files, config, kernels)
+        return GgufParameters(files, config, kernels, native=is_native(config))
     folder = SafetensorsWeights(Path(files.path))
     quantization = read_quantization(config)
     weights: WeightSource = folder
@@ -82,6 +84,15 @@ def open_weights(files: ModelFiles, config: dict[str, Any], kernels: Kernels | N
         from syringa.engine.loading.quantized import QuantizedWeights
 
         weights = QuantizedWeights(folder, quantization)
+    kind = config.get("model_type")
+    if kind in FUSED_TYPES:
+        return SplitProjections(weights, read_config(config))
+    if kind in GEMMA_TYPES:
+        return OffsetNorms(weights)
+    if kind == "gpt_oss":
+        from syringa.engine.loading.packed_experts import PackedExperts
+
+        return PackedExperts(weights)
     if language_config(config).get("model_type") in HYBRID_TYPES:
         from syringa.engine.loading.hybrid_weights import HybridWeights
 
@@ -106,25 +117,27 @@ class GgufWeights:
         return self.gguf_name(name) in self.file.tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(reversed(self.file.tensors[self.gguf_name(name)].shape))
+        return tuple(reversed(self.info(name).shape))
 
     def quantized(self, name: str, device: torch.device) -> QuantizedWeight | None:
         return None
 
     def __call__(self, name: str) -> torch.Tensor:
-        tensor = self.read(self.find(self.gguf_name(name)))
+        tensor = self.read(self.info(name))
         heads = self._interleaved_heads(name)
         return _deinterleave_rope(tensor, heads) if heads else tensor
 
     def blocks(self, name: str) -> BlockTensor | None:
         """Return a matrix as it is quantized in the file; None if the compiled kernels cannot multiply its type."""
-        info = self.file.tensors.get(self.gguf_name(name))
-        return self.read_blocks(info, self._interleaved_heads(name)) if info is not None else None
+        return self.read_blocks(self.info(name), self._interleaved_heads(name)) if self.has(name) else None
 
     def stored(self, name: str) -> BlockTensor | None:
         """Return a matrix as it is in the file; None if the compiled kernels cannot read its type."""
-        info = self.find(self.gguf_name(name))
-        return self.read_blocks(info, self._interleaved_heads(name), STORED_TYPES)
+        return self.read_blocks(self.info(name), self._interleaved_heads(name), STORED_TYPES)
+
+    def info(self, name: str) -> TensorInfo:
+        """Return where a tensor is in the file. Raise `ModelError` if it is missing."""
+        return self.find(self.gguf_name(name))
 
     def gguf_name(self, name: str) -> str:
         """Return the name of a tensor in the file."""
@@ -271,3 +284,69 @@ class SafetensorsWeights:
                 "use the original folder, or a GGUF file"
             )
         return tensor
+
+
+class OffsetNorms:
+    """`WeightSource` of a folder whose norms are stored minus one."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self.has, self.shape, self.quantized = source.has, source.shape, source.quantized
+
+    def __call__(self, name: str) -> torch.Tensor:
+        tensor = self._source(name)
+        return tensor.float() + 1.0 if name.endswith("norm.weight") else tensor
+
+
+class SplitProjections:
+    """`WeightSource` of a folder whose q, k and v are one matrix, and gate and up another one: their rows by name."""
+
+    def __init__(self, source: WeightSource, config: DecoderConfig) -> None:
+        self._source, self._config = source, config
+
+    def has(self, name: str) -> bool:
+        part = find_rows(name, self._config)
+        return self._source.has(part.name if part is not None else name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        part = find_rows(name, self._config)
+        if part is None:
+            return self._source.shape(name)
+        stored = self._source.shape(part.name)
+        part.check(stored[0])
+        return part.rows, *stored[1:]
+
+    def quantized(self, name: str, device: torch.device) -> QuantizedWeight | None:
+        return self._source.quantized(name, device) if find_rows(name, self._config) is None else None
+
+    def __call__(self, name: str) -> torch.Tensor:
+        part = find_rows(name, self._config)
+        return self._source(name) if part is None else self._source(part.name)[part.first : part.first + part.rows]
+
+
+class StoredRows(NamedTuple):
+    """Where the rows of a projection are in a matrix of several."""
+
+    name: str
+    first: int
+    rows: int
+    total: int  # rows of the matrix
+
+    def check(self, rows: int) -> None:
+        if rows != self.total:
+            raise ModelError(f"{self.name} has {rows} rows, and its config says {self.total}: fetch the model again")
+
+
+def find_rows(name: str, config: DecoderConfig) -> StoredRows | None:
+    """Return where the rows of a projection are, in the layout of Phi-3; None for other tensors."""
+    match = _PROJECTION.fullmatch(name)
+    if match is None:
+        return None
+    if match[2] in "qkv":
+        queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
+        joined, sizes = "qkv", {"q": queries, "k": keys, "v": keys}
+    else:
+        joined, sizes = "gate_up", {"gate": config.intermediate, "up": config.intermediate}
+    before = list(sizes)[: list(sizes).index(match[2])]
+    first = sum(sizes[each] for each in before)
+    return StoredRows(f"{match[1]}{joined}_proj.weight", first, sizes[match[2]], sum(sizes.values()))

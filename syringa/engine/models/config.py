@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from syringa.engine.models.hybrid_config import (
     HYBRID_TYPES,
@@ -14,9 +15,11 @@ from syringa.engine.models.hybrid_config import (
 )
 from syringa.errors import ModelError
 
-NATIVE_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+LLAMA_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+FUSED_TYPES = ("phi3",)  # q, k and v are one matrix in the checkpoint, and so are gate and up
+GEMMA_TYPES = ("gemma", "gemma2", "gemma3_text")
 MOE_TYPES = ("qwen3_moe", "mixtral", "gpt_oss", "glm4_moe")
-GPU_NATIVE_TYPES = (*NATIVE_TYPES, *MOE_TYPES)  # mixture-of-experts models run natively on a GPU only
+NATIVE_TYPES = (*LLAMA_TYPES, *FUSED_TYPES, *GEMMA_TYPES, *MOE_TYPES, *HYBRID_TYPES)
 MXFP4_GROUP = 32  # inputs of a scale
 # The default `sliding_window` of the families whose attention has windows in transformers, which others ignore.
 _DEFAULT_WINDOWS = {
@@ -27,7 +30,12 @@ _DEFAULT_WINDOWS = {
     "qwen3_moe": 4096,
     "smollm3": None,
     "gpt_oss": 128,
+    "phi3": None,
+    "gemma2": 4096,
+    "gemma3_text": 4096,
 }
+_FULL_ATTENTION_EVERY = {"gpt_oss": 2, "gemma2": 2, "gemma3_text": 6}  # layer, where the config does not say
+_GEMMA_HEAD_SIZE = 256
 _ROTARY_SHARES = {"glm4_moe": 0.5}  # the default of partial_rotary_factor where it is not 1
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _SIZES = (*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings")
@@ -45,6 +53,20 @@ class ExpertNames(NamedTuple):
     shared: str = "mlp.shared_experts"  # one MLP of the intermediate size of all shared experts
     correction: str = "mlp.gate.e_score_correction_bias"  # of the scores by which experts are chosen
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # of one expert: gate, up, down
+
+
+class NormNames(NamedTuple):
+    """Names of a layer's norms in the checkpoint, after `model.layers.N.`; those of outputs are empty without them."""
+
+    attention: str = "input_layernorm"
+    mlp: str = "post_attention_layernorm"
+    attention_output: str = ""
+    mlp_output: str = ""
+
+
+GEMMA_NORMS = NormNames(
+    "input_layernorm", "pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"
+)
 
 
 class ClampedSwiglu(NamedTuple):
@@ -66,12 +88,19 @@ class DecoderConfig:
     eps: float
     max_positions: int
     rope: dict[str, Any]  # rope_type, rope_theta and the parameters of that type
+    local_rope: dict[str, Any] | None  # of layers with a sliding window, if theirs is another one
     rotary: int  # components of a head that are rotated
     tied: bool  # the output head shares the embedding's weights
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    activation: Literal["silu", "gelu_tanh"] = "silu"  # of the MLP's gate
+    norm_names: NormNames = field(default_factory=NormNames)
+    embedding_scale: float = 1.0
+    attention_scale: float = 0.0  # of the products of queries and keys; 0: head_size ** -0.5
+    softcap: float = 0.0  # an attention score s becomes softcap · tanh(s / softcap); 0: none
+    logit_softcap: float = 0.0  # the same for logits
     windows: tuple[int, ...] = field(default=())  # sliding window per layer; 0: unlimited
     rotated: tuple[bool, ...] = field(
         default=()
@@ -98,17 +127,31 @@ class DecoderConfig:
         """Number of layers with keys and values in the cache."""
         return self.layers - sum(self.linear)
 
+    @property
+    def score_scale(self) -> float:
+        return self.attention_scale or float(self.head_size**-0.5)
+
     def is_linear(self, layer: int) -> bool:
         return bool(self.linear) and self.linear[layer]
 
+    def rope_of(self, layer: int) -> dict[str, Any]:
+        return self.local_rope if self.local_rope is not None and self.windows[layer] else self.rope
 
-def is_native(config: dict[str, Any], device: str = "cpu") -> bool:
-    """Return whether the native decoder supports this model on a device (cpu or cuda)."""
+
+def is_native(config: dict[str, Any]) -> bool:
+    """Return whether the native decoder supports this model."""
     config = language_config(config)
-    types = (*(GPU_NATIVE_TYPES if device == "cuda" else NATIVE_TYPES), *HYBRID_TYPES)
+    kind = config.get("model_type")
     if config.get("n_group") not in (None, 1):  # experts are chosen group by group
         return False
-    return config.get("model_type") in types and config.get("hidden_act", "silu") == "silu"
+    if kind in GEMMA_TYPES:
+        # Of the first Gemma, "gelu" means the approximation, too.
+        activations = ("gelu_pytorch_tanh", "gelu") if kind == "gemma" else ("gelu_pytorch_tanh",)
+        key = "hidden_act" if kind == "gemma" else "hidden_activation"
+        native = config.get(key, "gelu_pytorch_tanh") in activations and not config.get("use_bidirectional_attention")
+    else:
+        native = config.get("hidden_act", "silu") == "silu"
+    return native and kind in NATIVE_TYPES
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
@@ -127,8 +170,9 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
             raise ModelError(f"config.json: {key} is {size!r}, which is not a size that can be loaded")
     try:
         heads, hidden, layers = config["num_attention_heads"], config["hidden_size"], config["num_hidden_layers"]
-        head_size = config.get("head_dim") or hidden // heads
-        rope = rope_parameters(config)
+        gemma = kind in GEMMA_TYPES
+        head_size = config.get("head_dim") or (_GEMMA_HEAD_SIZE if gemma else hidden // heads)
+        rope, local_rope = rope_parameters(config), _local_rope(config, kind)
         rotated_share = rope.get("partial_rotary_factor", _ROTARY_SHARES.get(kind, 1.0))
         decoder = DecoderConfig(
             hidden=hidden,
@@ -141,18 +185,20 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
             eps=config.get("rms_norm_eps", 1e-6),
             max_positions=config.get("max_position_embeddings", 2048),
             rope=rope,
+            local_rope=local_rope,
             rotary=int(head_size * rotated_share),
-            tied=bool(config.get("tie_word_embeddings", kind == "smollm3")),
+            tied=bool(config.get("tie_word_embeddings", kind == "smollm3" or gemma)),
             qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", kind == "gpt_oss")),
             out_bias=kind not in ("qwen2", "glm4_moe") and bool(config.get("attention_bias", kind == "gpt_oss")),
             mlp_bias=bool(config.get("mlp_bias", False)),
-            qk_norm=kind in ("qwen3", "qwen3_moe", *HYBRID_TYPES)
+            qk_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text", *HYBRID_TYPES)
             or (kind == "glm4_moe" and bool(config.get("use_qk_norm"))),
             windows=_windows(config, kind, layers),
             rotated=_rotated(config, kind, layers),
             sinks=kind == "gpt_oss",
             output_gate=hybrid,
             **(_hybrid(config, layers) if hybrid else {}),
+            **(_gemma(config, kind) if gemma else {}),
             **(_experts(config, kind, layers) if sparse else {"sparse": (False,) * layers}),
         )
         if decoder.mxfp4 and (hidden % MXFP4_GROUP or decoder.expert_intermediate % MXFP4_GROUP):
@@ -166,6 +212,11 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
         # Malformed values surface as these errors; checking each one would obscure the code.
         raise ModelError(f"config.json does not describe its model in a way that can be read: {error}") from None
+    for name, number in (("softcapping", decoder.softcap), ("softcapping", decoder.logit_softcap)):
+        if not 0 <= number < math.inf:
+            raise ModelError(f"config.json: a {name} is {number!r}")
+    if not 0 <= decoder.attention_scale < math.inf:
+        raise ModelError(f"config.json: query_pre_attn_scalar is {config.get('query_pre_attn_scalar')!r}")
     if type(decoder.eps) not in (int, float) or not 0 <= decoder.eps < 1:
         raise ModelError(f"config.json: rms_norm_eps is {decoder.eps!r}")
     if decoder.rotary % 2 or not 0 <= decoder.rotary <= decoder.head_size:
@@ -196,12 +247,25 @@ def count_parameters(c: DecoderConfig) -> int:
 def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     """Return the rotary parameters from either layout of the config."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    if "full_attention" in rope:  # by the type of a layer
+        rope = dict(rope["full_attention"])
+    default = 1e6 if config.get("model_type") == "gemma3_text" else 10000.0
+    rope.setdefault("rope_theta", config.get("rope_theta", default))
     rope.setdefault("rope_type", rope.pop("type", "default"))
     if "partial_rotary_factor" in config:
         rope.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
     if original := config.get("original_max_position_embeddings"):
         rope.setdefault("original_max_position_embeddings", original)
+    return rope
+
+
+def _local_rope(config: dict[str, Any], kind: str) -> dict[str, Any] | None:
+    """Return the rotary parameters of layers with a sliding window, from either layout; None if all are alike."""
+    if kind != "gemma3_text":
+        return None
+    rope = dict((config.get("rope_parameters") or {}).get("sliding_attention") or {})
+    rope.setdefault("rope_type", "default")
+    rope.setdefault("rope_theta", config.get("rope_local_base_freq", 10000.0))
     return rope
 
 
@@ -214,7 +278,7 @@ def _windows(config: dict[str, Any], kind: str, layers: int) -> tuple[int, ...]:
         raise ModelError(f"config.json: sliding_window is {window!r}")
     if kind in ("qwen2", "qwen3", "qwen3_moe", "smollm3") and not config.get("use_sliding_window", False):
         window = 0
-    if kind in ("mistral", "mixtral", "qwen3_moe"):  # all layers are alike, whatever layer_types says
+    if kind in ("mistral", "mixtral", "qwen3_moe", "phi3"):  # all layers are alike, whatever layer_types says
         return (window,) * layers
     if types := config.get("layer_types"):
         return tuple(window if each == "sliding_attention" else 0 for each in types)
@@ -223,7 +287,21 @@ def _windows(config: dict[str, Any], kind: str, layers: int) -> tuple[int, ...]:
         return tuple(window if i >= first else 0 for i in range(layers))
     if kind == "smollm3":
         return tuple(0 if rotated else window for rotated in _rotated(config, kind, layers))
-    return tuple(0 if i % 2 else window for i in range(layers))  # gpt-oss
+    every = config.get("sliding_window_pattern") or _FULL_ATTENTION_EVERY[kind]
+    return tuple(0 if (i + 1) % every == 0 else window for i in range(layers))
+
+
+def _gemma(config: dict[str, Any], kind: str) -> dict[str, Any]:
+    flags: dict[str, Any] = {"activation": "gelu_tanh", "embedding_scale": config["hidden_size"] ** 0.5}
+    if kind != "gemma":
+        flags |= {
+            "norm_names": GEMMA_NORMS,
+            "attention_scale": float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
+            "logit_softcap": float(config.get("final_logit_softcapping", 30.0 if kind == "gemma2" else None) or 0.0),
+        }
+    if kind == "gemma2":
+        flags["softcap"] = float(config.get("attn_logit_softcapping", 50.0) or 0.0)
+    return flags
 
 
 def _hybrid(config: dict[str, Any], layers: int) -> dict[str, Any]:

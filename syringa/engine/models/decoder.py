@@ -1,10 +1,8 @@
-"""The native decoder: one definition for all Llama-like families, driven by `DecoderConfig`."""
+"""The native decoder on a CPU: one definition for all families, driven by `DecoderConfig`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
@@ -12,22 +10,8 @@ from syringa.engine.cpu.layers.cache import CacheTensors
 from syringa.engine.cpu.layers.linear import LinearLayer
 from syringa.engine.cpu.layers.ops import CpuOps
 from syringa.engine.execution.batch import StepTensors
-from syringa.engine.models.config import MXFP4_GROUP, DecoderConfig
-from syringa.errors import ModelError
-
-if TYPE_CHECKING:
-    from syringa.engine.loading.weights import WeightSource
-
-ReadWeight = Callable[[str], torch.Tensor]  # a tensor by its Hugging Face name
-
-
-class LinearFactory(Protocol):
-    """Creates a linear layer of the chosen dtype from the tensors with these names, side by side.
-
-    `gated`: a gate projection followed by an up projection.
-    """
-
-    def __call__(self, names: Sequence[str], bias: torch.Tensor | None, *, gated: bool = False) -> LinearLayer: ...
+from syringa.engine.models.config import DecoderConfig
+from syringa.engine.models.layers import DecoderLayer
 
 
 class Embedding(Protocol):
@@ -42,18 +26,12 @@ class Model(Protocol):
         ...
 
 
-@dataclass
-class DecoderLayer:
-    input_norm: torch.Tensor
-    qkv: LinearLayer
-    out: LinearLayer
-    post_norm: torch.Tensor
-    gate_up: LinearLayer
-    down: LinearLayer
-
-
 class Decoder:
-    """The native decoder on a CPU."""
+    """The native decoder, one operation after the other.
+
+    All of them work row by row or sequence by sequence, so that with the compiled kernels the bits of a token do not
+    depend on the batch it is computed in.
+    """
 
     def __init__(
         self,
@@ -74,169 +52,20 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, step: StepTensors, cache: CacheTensors) -> torch.Tensor:
         ops, eps = self.ops, self.config.eps
-        x = self.embedding[step.tokens].float()
-        for i, layer in enumerate(self.layers):
-            qkv = layer.qkv(ops.rms_norm(x, layer.input_norm, eps))
-            attended = ops.attention(i, qkv, step, cache.layers[i])
-            if i == len(self.layers) - 1:  # only keys and values need all rows
-                attended, x = attended[step.logit_rows], x[step.logit_rows]
-            layer.out(attended, add_to=x)
-            gate_up = layer.gate_up(ops.rms_norm(x, layer.post_norm, eps))
-            layer.down(ops.silu_mul(gate_up), add_to=x)
-        return self.head(ops.rms_norm(x, self.norm, eps))
+        x = self.embed(step.tokens)
+        for layer in self.layers:
+            kept = step.logit_rows if layer is self.layers[-1] else None  # only keys, values and states need all rows
+            x = layer.mixer(ops.rms_norm(x, layer.input_norm, eps), x, step, cache, kept)
+            layer.mlp(ops.rms_norm(x, layer.post_norm, eps), x)
+        return self.logits(x)
 
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the first residuals, fp32."""
+        x = self.embedding[tokens].float()
+        return x if self.config.embedding_scale == 1.0 else x * self.config.embedding_scale
 
-def load_layers(
-    config: DecoderConfig, weight: ReadWeight, make_linear: LinearFactory, progress: Callable[[], None] | None = None
-) -> list[DecoderLayer]:
-    """Read the layers one by one, fusing q, k, v and gate, up."""
-    layers = []
-    for i in range(config.layers):
-        attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
-
-        def fused(prefix: str, names: tuple[str, ...], bias: bool, gated: bool = False) -> LinearLayer:
-            biases = torch.cat([weight(f"{prefix}{name}_proj.bias") for name in names]) if bias else None
-            return make_linear([f"{prefix}{name}_proj.weight" for name in names], biases, gated=gated)
-
-        layers.append(
-            DecoderLayer(
-                input_norm=weight(f"model.layers.{i}.input_layernorm.weight").float(),
-                qkv=fused(attention, ("q", "k", "v"), config.qkv_bias),
-                out=fused(attention, ("o",), config.out_bias),
-                post_norm=weight(f"model.layers.{i}.post_attention_layernorm.weight").float(),
-                gate_up=fused(mlp, ("gate", "up"), config.mlp_bias, gated=True),
-                down=fused(mlp, ("down",), config.mlp_bias),
-            )
-        )
-        if progress:
-            progress()
-    return layers
-
-
-def load_qk_norms(config: DecoderConfig, weight: ReadWeight) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
-    """Return the query and key norms of each layer, or None for layers without them."""
-    prefix = "model.layers.{}.self_attn.{}_norm.weight"
-    return [
-        (weight(prefix.format(i, "q")).float(), weight(prefix.format(i, "k")).float())
-        if config.qk_norm and not config.is_linear(i)
-        else None
-        for i in range(config.layers)
-    ]
-
-
-def check_shapes(c: DecoderConfig, weights: WeightSource, path: str) -> None:
-    """Raise `ModelError` if the tensors do not have the shapes of the config."""
-    for name, shape in tensor_shapes(c).items():
-        if not weights.has(name):
-            raise ModelError(f"{path} has no tensor for {name!r}: the model is incomplete, fetch it again")
-        if (found := weights.shape(name)) != shape:
-            raise ModelError(
-                f"{path}: {name} is {list(found)}, and its config says {list(shape)}: fetch the model again, or use "
-                "another conversion of it"
-            )
-
-
-def tensor_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of the tensors that a decoder is read from."""
-    shapes = {
-        "model.embed_tokens.weight": (c.vocab, c.hidden),
-        "model.norm.weight": (c.hidden,),
-        **({} if c.tied else {"lm_head.weight": (c.vocab, c.hidden)}),
-    }
-    for i in range(c.layers):
-        prefix = f"model.layers.{i}."
-        mixer = _delta_net_shapes(c) if c.is_linear(i) else _attention_shapes(c)
-        shapes |= {prefix + name: shape for name, shape in mixer.items()}
-        vectors = _vector_shapes(c, c.sparse[i], linear=c.is_linear(i))
-        shapes |= {f"{prefix}{name}": (size,) for name, size in vectors.items()}
-        if c.sinks:
-            shapes[prefix + "self_attn.sinks"] = (c.heads,)
-        if c.sparse[i]:
-            shapes |= {prefix + name: shape for name, shape in _expert_shapes(c).items()}
-        else:
-            shapes |= {
-                prefix + "mlp.gate_proj.weight": (c.intermediate, c.hidden),
-                prefix + "mlp.up_proj.weight": (c.intermediate, c.hidden),
-                prefix + "mlp.down_proj.weight": (c.hidden, c.intermediate),
-            }
-    return shapes
-
-
-def _attention_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of the matrices of attention."""
-    queries, keys = c.heads * c.head_size, c.kv_heads * c.head_size
-    return {
-        "self_attn.q_proj.weight": (queries, c.hidden),
-        "self_attn.k_proj.weight": (keys, c.hidden),
-        "self_attn.v_proj.weight": (keys, c.hidden),
-        "self_attn.o_proj.weight": (c.hidden, queries),
-        **({"self_attn.g_proj.weight": (queries, c.hidden)} if c.output_gate else {}),
-    }
-
-
-def _delta_net_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of the tensors of a gated delta net, as `loading.hybrid_weights` names them."""
-    assert c.delta_net is not None
-    net = c.delta_net
-    return {
-        "linear_attn.qkv_proj.weight": (net.channels, c.hidden),
-        "linear_attn.z_proj.weight": (net.value_width, c.hidden),
-        "linear_attn.b_proj.weight": (net.value_heads, c.hidden),
-        "linear_attn.a_proj.weight": (net.value_heads, c.hidden),
-        "linear_attn.out_proj.weight": (c.hidden, net.value_width),
-        "linear_attn.conv1d.weight": (net.channels, 1, net.kernel),
-        "linear_attn.A_log": (net.value_heads,),
-        "linear_attn.dt_bias": (net.value_heads,),
-        "linear_attn.norm.weight": (net.value_size,),
-    }
-
-
-def _vector_shapes(c: DecoderConfig, sparse: bool, *, linear: bool) -> dict[str, int]:
-    """Return the names and sizes of a layer's norms and biases."""
-    queries, keys = c.heads * c.head_size, c.kv_heads * c.head_size
-    sizes = {"input_layernorm.weight": c.hidden, "post_attention_layernorm.weight": c.hidden}
-    if c.qk_norm and not linear:
-        sizes |= {"self_attn.q_norm.weight": c.head_size, "self_attn.k_norm.weight": c.head_size}
-    if c.qkv_bias and not linear:
-        sizes |= {"self_attn.q_proj.bias": queries, "self_attn.k_proj.bias": keys, "self_attn.v_proj.bias": keys}
-    if c.out_bias and not linear:
-        sizes["self_attn.o_proj.bias"] = c.hidden
-    if c.mlp_bias and not sparse:
-        sizes |= {"mlp.gate_proj.bias": c.intermediate, "mlp.up_proj.bias": c.intermediate}
-        sizes["mlp.down_proj.bias"] = c.hidden
-    return sizes
-
-
-def _expert_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of a sparse layer's tensors in the checkpoint."""
-    hidden, size, names = c.hidden, c.expert_intermediate, c.expert_names
-    shapes: dict[str, tuple[int, ...]] = {f"{names.router}.weight": (c.experts, hidden)}
-    if not c.packed_experts:
-        gate, up, down = names.projections
-        for e in range(c.experts):
-            shapes |= {
-                f"{names.experts}.{e}.{gate}.weight": (size, hidden),
-                f"{names.experts}.{e}.{up}.weight": (size, hidden),
-                f"{names.experts}.{e}.{down}.weight": (hidden, size),
-            }
-        if shared := c.shared_experts * size + c.shared_intermediate:
-            shapes |= {
-                f"{names.shared}.{gate}.weight": (shared, hidden),
-                f"{names.shared}.{up}.weight": (shared, hidden),
-                f"{names.shared}.{down}.weight": (hidden, shared),
-            }
-        if c.shared_intermediate:
-            shapes[f"{names.shared}_gate.weight"] = (1, hidden)
-        if c.sigmoid_scale is not None:
-            shapes[names.correction] = (c.experts,)
-        return shapes
-    shapes[f"{names.router}.bias"] = (c.experts,)
-    for name, outputs, inputs in (("gate_up_proj", 2 * size, hidden), ("down_proj", hidden, size)):
-        tensor = f"{names.experts}.{name}"
-        shapes[f"{tensor}_bias"] = (c.experts, outputs)
-        if c.mxfp4:  # blocks of 32 inputs in 16 bytes, with one scale
-            shapes[f"{tensor}_blocks"] = (c.experts, outputs, inputs // MXFP4_GROUP, 16)
-            shapes[f"{tensor}_scales"] = (c.experts, outputs, inputs // MXFP4_GROUP)
-        else:
-            shapes[tensor] = (c.experts, inputs, outputs)
-    return shapes
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self.head(self.ops.rms_norm(x, self.norm, self.config.eps))
+        if cap := self.config.logit_softcap:
+            logits = logits.div_(cap).tanh_().mul_(cap)
+        return logits

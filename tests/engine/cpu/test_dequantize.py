@@ -7,7 +7,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
 
-from syringa.engine.cpu.layers.linear import BlockTensor, Int8Linear
+from syringa.engine.cpu.layers.linear import BlockTensor, Gate, Int8Linear
 from syringa.engine.cpu.native import BLOCK_TYPES, FLOAT_TYPES, Kernels
 from syringa.errors import ModelError
 from tests.engine.cpu.test_quantized_linear import VARIANTS, variant
@@ -65,9 +65,9 @@ def test_int8_linear_joins_tensors_of_different_types(kernels: Kernels, gated: b
     order = np.random.default_rng(3).permutation(96).astype(np.int32)
     tensors = [stored("Q4_K", 96, 512)._replace(order=order), stored("Q5_0", 21, 512, 1), stored("BF16", 33, 512, 2)]
     weight, bias, x = torch.cat([expected(tensor) for tensor in tensors]), torch.randn(150), torch.randn(9, 512)
-    layer = Int8Linear(kernels, tensors, bias, gated=gated)
+    layer = Int8Linear(kernels, tensors, bias, gate=Gate() if gated else None)
     assert layer.outputs == (75 if gated else 150)
-    assert torch.equal(layer(x), Int8Linear(kernels, weight, bias, gated=gated)(x))
+    assert torch.equal(layer(x), Int8Linear(kernels, weight, bias, gate=Gate() if gated else None)(x))
 
 
 def test_int8_linear_rounds_weights_to_nearest_even(kernels: Kernels) -> None:

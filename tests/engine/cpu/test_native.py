@@ -10,12 +10,13 @@ from ctypes import byref
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from syringa.engine.cpu.features import cpu_flags
 from syringa.engine.cpu.layers.cache import CacheTensors, LayerCache, write_cache
-from syringa.engine.cpu.layers.linear import DenseLinear, Int8Linear
-from syringa.engine.cpu.layers.native_ops import attend
-from syringa.engine.cpu.native import FOLDER, REQUIRED_FLAGS, AttentionShape, Kernels, RotaryShape, load_kernels
+from syringa.engine.cpu.layers.linear import DenseLinear, Gate, Int8Linear
+from syringa.engine.cpu.layers.native_ops import address, attend
+from syringa.engine.cpu.native import FOLDER, GATES, REQUIRED_FLAGS, AttentionShape, Kernels, RotaryShape, load_kernels
 from syringa.engine.execution.batch import StepTensors
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
@@ -180,14 +181,23 @@ def test_rms_norm_matches_torch(kernels: Kernels, size: int, rows: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 17, 64, 1536])
 @pytest.mark.parametrize("rows", [1, 20])
-def test_silu_mul_matches_torch(kernels: Kernels, size: int, rows: int) -> None:
+@pytest.mark.parametrize("gate", [Gate(), Gate("gelu_tanh"), Gate("clamped_swiglu", 1.702, 7.0)])
+def test_gate_matches_torch(kernels: Kernels, size: int, rows: int, gate: Gate) -> None:
     x, y = torch.randn(rows, 2 * size) * 8, torch.empty(rows, size)
     x[0, 0] = -200.0  # exp overflows a float here
-    kernels.silu_mul(x.data_ptr(), rows, size, y.data_ptr())
-    gate, up = x.double().chunk(2, dim=-1)
-    torch.testing.assert_close(y, (torch.nn.functional.silu(gate) * up).float(), rtol=2e-5, atol=1e-6)
+    arguments = GATES[gate.kind], gate.alpha, gate.limit
+    kernels.gate(x.data_ptr(), rows, size, *arguments, y.data_ptr())
+    g, u = x.double().chunk(2, dim=-1)
+    if gate.kind == "silu":
+        expected = F.silu(g) * u
+    elif gate.kind == "gelu_tanh":
+        expected = F.gelu(g, approximate="tanh") * u
+    else:
+        g, u = g.clamp(max=7.0), u.clamp(-7.0, 7.0)
+        expected = g * torch.sigmoid(1.702 * g) * (u + 1)
+    torch.testing.assert_close(y, expected.float(), rtol=2e-5, atol=2e-6)
     one = torch.empty(1, size)
-    kernels.silu_mul(x[-1:].data_ptr(), 1, size, one.data_ptr())
+    kernels.gate(x[-1:].data_ptr(), 1, size, *arguments, one.data_ptr())
     assert torch.equal(one, y[-1:])
 
 
@@ -256,7 +266,14 @@ class Paged:
     """Sequences of random queries, keys and values, scattered over a paged cache that held `stale` before."""
 
     def __init__(
-        self, lengths: list[int], shape: tuple[int, int, int], dtype: torch.dtype, window: int = 0, stale: float = 0.0
+        self,
+        lengths: list[int],
+        shape: tuple[int, int, int],
+        dtype: torch.dtype,
+        window: int = 0,
+        stale: float = 0.0,
+        softcap: float = 0.0,
+        sinks: bool = False,
     ) -> None:
         heads, kv_heads, size = shape
         counts = [-(-length // BLOCK_SIZE) for length in lengths]
@@ -268,8 +285,9 @@ class Paged:
         self.values = [torch.randn(length, kv_heads, size).to(dtype) for length in lengths]
         for table, length, k, v in zip(self.tables, lengths, self.keys, self.values, strict=True):
             write_cache(self.cache, k, v, slots_of(table, 0, length))
-        self.shape = AttentionShape(heads, kv_heads, size, window, size**-0.5)
-        self.window = window
+        self.sinks = torch.randn(heads) if sinks else None
+        self.shape = AttentionShape(heads, kv_heads, size, window, size**-0.5, softcap, address(self.sinks))
+        self.window, self.softcap = window, softcap
 
     def native(self, kernels: Kernels, parts: list[tuple[int, int, int]]) -> list[torch.Tensor]:
         """Return the output for each (sequence, first position, end position) of a batch."""
@@ -295,8 +313,14 @@ class Paged:
         visible = at[None, :] <= at[:, None]
         if self.window:
             visible &= at[None, :] > at[:, None] - self.window
-        scores = (q @ k.transpose(1, 2) * self.shape.scale).masked_fill(~visible, -torch.inf)
-        return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+        scores = q @ k.transpose(1, 2) * self.shape.scale
+        if self.softcap:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        scores = scores.masked_fill(~visible, -torch.inf)
+        if self.sinks is not None:
+            sink = self.sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        return (scores.softmax(-1)[..., : k.shape[1]] @ v).transpose(0, 1).flatten(1)
 
 
 SHAPES = [(1, 1, 16), (4, 4, 32), (9, 3, 64), (6, 1, 80), (8, 2, 128), (14, 1, 48)]
@@ -308,8 +332,22 @@ SHAPES = [(1, 1, 16), (4, 4, 32), (9, 3, 64), (6, 1, 80), (8, 2, 128), (14, 1, 4
 def test_attention_matches_torch_and_is_batch_invariant(
     kernels: Kernels, shape: tuple[int, int, int], dtype: torch.dtype, window: int
 ) -> None:
+    check_attention(kernels, [1, 150, 64, 17, 65], Paged([1, 150, 64, 17, 65], shape, dtype, window))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 30])
+@pytest.mark.parametrize(("softcap", "sinks"), [(2.0, False), (0.0, True), (1.0, True)])
+def test_attention_with_soft_caps_and_sinks_matches_torch(
+    kernels: Kernels, dtype: torch.dtype, window: int, softcap: float, sinks: bool
+) -> None:
     lengths = [1, 150, 64, 17, 65]
-    paged = Paged(lengths, shape, dtype, window)
+    check_attention(kernels, lengths, Paged(lengths, (8, 2, 64), dtype, window, softcap=softcap, sinks=sinks))
+
+
+def check_attention(kernels: Kernels, lengths: list[int], paged: Paged) -> None:
+    """Compare sequences with PyTorch, and with themselves alone, in chunks and as decode rows."""
+    dtype = paged.cache.keys.dtype
     parts = [(s, 0, length) for s, length in enumerate(lengths)]
     whole = paged.native(kernels, parts)
     # With bfloat16 products, queries and weights are rounded too.

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from syringa.engine.cpu.features import cpu_flags
-from syringa.engine.cpu.layers.linear import BlockEmbedding, BlockLinear, BlockTensor
+from syringa.engine.cpu.layers.linear import BlockEmbedding, BlockLinear, BlockTensor, Gate
 from syringa.engine.cpu.native import BLOCK_TYPES, FOLDER, REQUIRED_FLAGS, Kernels
 from syringa.errors import ModelError
 from tests.engine.gguf_blocks import HALVES, block_size, dequantize, random_blocks
@@ -180,7 +180,7 @@ def test_block_linear_fuses_tensors_of_different_types(kernels: Kernels) -> None
 def test_block_linear_gates_up_projection(kernels: Kernels, rows: int) -> None:
     gate, up = random_tensor("Q4_K", 75, 256, 1), random_tensor("Q4_K", 75, 256, 2)
     bias, x = torch.randn(150), torch.randn(rows, 256)
-    y = BlockLinear(kernels, [gate, up], bias, gated=True)(x)
+    y = BlockLinear(kernels, [gate, up], bias, gate=Gate())(x)
     g, u = (quantized_rows(x, "Q4_K") @ dequantized(t).T + b for t, b in zip((gate, up), bias.split(75), strict=True))
     torch.testing.assert_close(y.double(), torch.nn.functional.silu(g) * u, rtol=1e-4, atol=1e-5)
 

@@ -22,7 +22,7 @@ from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import ConfigError
 from syringa.modelfiles import describe, locate
 from tests.engine.gpu.tiny_models import CPU, load_tiny_gpu_model
-from tests.engine.models.test_decoder import MODELS
+from tests.engine.models.native_models import DENSE as MODELS
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, run, save
 from tests.tiers import slow
 

@@ -18,49 +18,10 @@ from syringa.errors import ConfigError
 from tests.engine.conftest import drive, request
 from tests.engine.gpu.tiny_models import load_tiny_gpu_model
 from tests.engine.loading.quantized_folders import edit_config
-from tests.engine.models.test_decoder import MODELS as DENSE
+from tests.engine.models.native_models import DENSE, GEMMA, GLM4_MOE, MOE
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
-EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 32}
-LOCAL_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 32}
-GPT_OSS_YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 150.0,
-    "factor": 8.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "original_max_position_embeddings": 32,
-    "truncate": False,
-}
-GPT_OSS = LOCAL_EXPERTS | {"sliding_window": 12, "rope_parameters": GPT_OSS_YARN, "swiglu_limit": 0.5}
-GLM4_MOE = {
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 48,
-    "head_dim": 32,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.5,
-    "n_group": 1,
-    "topk_group": 1,
-    "partial_rotary_factor": 0.5,
-}
-MODELS = DENSE | {
-    "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
-    "qwen3_moe mixed": ("qwen3_moe", EXPERTS | {"norm_topk_prob": False, "mlp_only_layers": [1]}),
-    # All layers, whatever max_window_layers says.
-    "qwen3_moe sliding": (
-        "qwen3_moe",
-        EXPERTS | {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 2},
-    ),
-    "mixtral": ("mixtral", LOCAL_EXPERTS),
-    "mixtral sliding": ("mixtral", LOCAL_EXPERTS | {"sliding_window": 12}),
-    "gpt_oss": ("gpt_oss", GPT_OSS),
-    "glm4_moe": ("glm4_moe", GLM4_MOE | {"use_qk_norm": True, "sliding_window": 12}),  # which it does not use
-    "glm4_moe shared": (
-        "glm4_moe",
-        GLM4_MOE | {"n_shared_experts": 2, "norm_topk_prob": False, "attention_bias": True},
-    ),
-}
+MODELS = DENSE | GEMMA | MOE
 
 
 @pytest.fixture(scope="module")

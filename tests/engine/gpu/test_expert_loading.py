@@ -23,10 +23,11 @@ from syringa.engine.loading.weights import open_weights
 from syringa.engine.models.config import is_native, read_config
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import describe, locate
-from tests.engine.gpu.test_decoder import GLM4_MOE, GPT_OSS, LOCAL_EXPERTS, MODELS
+from tests.engine.gpu.test_decoder import MODELS
 from tests.engine.gpu.tiny_models import CPU, count_bytes, load_tiny_gpu_model
 from tests.engine.loading.quantized_folders import copy_files, edit_config
 from tests.engine.models.hybrid_models import make_config, save_hybrid
+from tests.engine.models.native_models import GLM4_MOE, GPT_OSS, LOCAL_EXPERTS
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
 EXPERTS, HIDDEN, INTERMEDIATE = GPT_OSS["num_local_experts"], SIZES["hidden_size"], SIZES["intermediate_size"]
@@ -246,14 +247,14 @@ def test_incomplete_mxfp4_folder_is_refused_on_cpu(tmp_path: Path) -> None:
 
 def test_moe_families_are_native_on_gpu_only() -> None:
     for kind in ("qwen3_moe", "mixtral", "gpt_oss", "glm4_moe"):
-        assert is_native({"model_type": kind, "hidden_act": "silu"}, "cuda")
-        assert not is_native({"model_type": kind, "hidden_act": "silu"}, "cpu")
+        assert is_native({"model_type": kind, "hidden_act": "silu"})
+        assert not is_native({"model_type": kind, "hidden_act": "silu"})
 
 
 def test_experts_in_groups_run_on_transformers_definition(tmp_path: Path, load_gpu_folder: Callable[..., Any]) -> None:
     groups = {"n_group": 2, "topk_group": 1, "n_routed_experts": 6, "num_experts_per_tok": 2}
     hf_model = save(tmp_path, AutoConfig.for_model("glm4_moe", **(SIZES | GLM4_MOE | groups)))
-    assert not is_native(describe(locate(str(tmp_path))).config, "cuda")
+    assert not is_native(describe(locate(str(tmp_path))).config)
     on_cpu = load_model(LoadOptions(str(tmp_path), dtype="fp32", device="cpu", threads=1))
     for logits, prompt in zip(run(on_cpu, PROMPTS[:2]), PROMPTS, strict=False):
         assert difference(logits, reference(hf_model, prompt)) < 1e-3

@@ -10,8 +10,8 @@ from syringa.engine.gpu.kernels import moe, reference
 from syringa.engine.gpu.ops.triton_ops import TritonOps
 from syringa.engine.models.config import ClampedSwiglu
 from tests.engine.gpu.kernel_inputs import FP32_TOLERANCE, random, relative_error
-from tests.engine.gpu.test_decoder import GPT_OSS
 from tests.engine.gpu.tiny_models import load_tiny_gpu_model
+from tests.engine.models.native_models import GPT_OSS
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, run, save
 
 SMALL = moe.MoeConfig(16, 16, 32, 4, 1)

@@ -16,7 +16,7 @@ from syringa.engine.gpu import device as gpu_device
 from syringa.engine.loading.gpu_model import load_on_gpu
 from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
 from syringa.engine.models.config import read_config
-from syringa.engine.models.decoder import tensor_shapes
+from syringa.engine.models.tensor_shapes import tensor_shapes
 from syringa.modelfiles import describe, locate
 from tests.engine.loading.quantized_folders import LAYOUTS, Tensors, quantize_tensors
 from tests.engine.models.tiny_models import SIZES, save_tokenizer

@@ -22,10 +22,10 @@ from syringa.engine.models.config import read_config
 from syringa.engine.models.quantization import stored_dtype
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import describe, locate
-from tests.engine.gpu.test_decoder import EXPERTS, GLM4_MOE, LOCAL_EXPERTS
 from tests.engine.gpu.tiny_models import count_bytes
 from tests.engine.loading.quantized_folders import LAYOUTS, compressed, edit_config, quantize_folder
 from tests.engine.models.hybrid_models import make_config, save_hybrid
+from tests.engine.models.native_models import EXPERTS, GLM4_MOE, LOCAL_EXPERTS
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
 SPARSE = {"moe_intermediate_size": 64}

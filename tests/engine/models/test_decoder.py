@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from syringa.engine.cpu.layers.experts import ExpertWeights, NativeExperts, Routing, TorchExperts
+from syringa.engine.cpu.layers.linear import DenseLinear, Gate, Int8Linear
+from syringa.engine.cpu.layers.ops import GatedLinear
+from syringa.engine.cpu.native import load_kernels
 from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
 from syringa.engine.loading.loader import load_model
 from syringa.engine.models.config import read_config
@@ -21,42 +26,10 @@ from syringa.modelfiles import describe, locate, read_gguf
 from syringa.modelfiles.gguf_architectures import find_architecture
 from tests.engine.conftest import drive, request
 from tests.engine.loading.gguf_files import write_gguf
+from tests.engine.models.native_models import DENSE, GEMMA, MOE
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 64}
-FULL, SLIDING = "full_attention", "sliding_attention"
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "llama tied": ("llama", {"tie_word_embeddings": True}),
-    "llama biased": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama scaled": ("llama", {"rope_parameters": LLAMA3}),
-    "llama yarn": ("llama", {"rope_parameters": YARN}),
-    "llama wide heads": ("llama", {"head_dim": 48, "num_key_value_heads": 1}),
-    "llama odd heads": ("llama", {"head_dim": 24}),  # not a multiple of 16: PyTorch ops between the linear layers
-    "llama no groups": ("llama", {"num_key_value_heads": 4}),
-    "llama with an unused window": ("llama", {"sliding_window": 12}),
-    "mistral": ("mistral", {"sliding_window": None, "head_dim": 32}),
-    "mistral sliding": ("mistral", {"sliding_window": 12}),
-    "qwen2": ("qwen2", {}),
-    "qwen2 sliding": ("qwen2", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 2}),
-    "qwen2 with an unused window": ("qwen2", {"use_sliding_window": False, "sliding_window": 12}),
-    "qwen3": ("qwen3", {"head_dim": 32}),
-    "qwen3 biased": ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
-    "qwen3 sliding": (
-        "qwen3",
-        {"use_sliding_window": True, "sliding_window": 12, "layer_types": [FULL, SLIDING] * 2, "head_dim": 16},
-    ),
-    "smollm3": ("smollm3", {"no_rope_layers": [1, 1, 0, 1]}),
-    "smollm3 biased": ("smollm3", {"attention_bias": True, "mlp_bias": True, "no_rope_layer_interval": 2}),
-}
+MODELS = DENSE | MOE | GEMMA
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +68,9 @@ def test_decoder_logits_match_transformers(tiny_model: Any, name: str, kernels: 
     assert difference(decoded, expected[0]) < 1e-3
 
 
-@pytest.mark.parametrize("name", ["llama biased", "mistral sliding", "qwen2", "qwen3", "smollm3"])
+@pytest.mark.parametrize(
+    "name", ["llama biased", "mistral sliding", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3", "phi3", "gpt_oss"]
+)
 def test_decoder_greedy_tokens_match_transformers(tiny_model: Any, name: str) -> None:
     folder, hf_model = tiny_model(name)
     core = EngineCore(load(folder), kv_cache_tokens=1024)
@@ -112,7 +87,7 @@ def test_decoder_greedy_tokens_match_transformers(tiny_model: Any, name: str) ->
         assert answers[str(i), 0].tokens == tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", ["llama biased", "mistral sliding", "qwen3"])
+@pytest.mark.parametrize("name", ["llama biased", "mistral sliding", "qwen3", "gemma2", "gemma3", "phi3 sliding"])
 def test_decoder_bf16_and_int8_are_accurate_and_batch_invariant(tiny_model: Any, name: str) -> None:
     folder, hf_model = tiny_model(name)
     expected = reference(hf_model, PROMPTS[0])
@@ -124,10 +99,61 @@ def test_decoder_bf16_and_int8_are_accurate_and_batch_invariant(tiny_model: Any,
         assert torch.equal(alone, run(loaded, PROMPTS, chunk=13)[0]), dtype
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "glm4_moe shared"])
+def test_experts_in_bf16_and_int8_are_accurate_and_batch_invariant(tiny_model: Any, name: str) -> None:
+    folder, hf_model = tiny_model(name)
+    expected = reference(hf_model, PROMPTS[0])
+    for dtype, tolerance in (("bf16", 0.03), ("int8", 0.08)):
+        loaded = load(folder, dtype)
+        alone = run(loaded, PROMPTS[:1])[0]
+        errors = (alone - expected).norm(dim=1) / expected.norm(dim=1)
+        # Rounding changes the choice between experts that are nearly tied, for a few tokens.
+        assert float(errors.median()) < tolerance, dtype
+        for chunk in (0, 13, 1):
+            assert torch.equal(alone, run(loaded, PROMPTS, chunk=chunk)[0]), dtype
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "gpt_oss", "glm4_moe shared"])
+def test_experts_of_the_kernels_match_those_of_torch(tiny_model: Any, name: str) -> None:
+    """The same quantized layers, one by one in PyTorch and in one call."""
+    loaded: Any = load(tiny_model(name)[0], "int8")
+    expected = run(loaded, PROMPTS[:2])
+    parts = loaded.model.embedding, loaded.model.layers, loaded.model.norm, loaded.model.head
+    replaced = 0
+    for layer in loaded.model.layers:
+        if isinstance(layer.mlp, NativeExperts):
+            layer.mlp = TorchExperts(loaded.model.ops, layer.mlp.weights, layer.mlp.routing)
+            replaced += 1
+    assert replaced
+    apart = replace(loaded, model=Decoder(loaded.model.config, loaded.model.ops, *parts))
+    for got, wanted in zip(run(apart, PROMPTS[:2]), expected, strict=True):
+        assert difference(got, wanted) < 1e-4
+
+
+def test_hostile_router_logits_choose_different_experts() -> None:
+    """NaN logits must not make the kernels read an expert that is not there."""
+    kernels = load_kernels(1)
+    if kernels is None:
+        pytest.skip("no kernels were built: there was no compiler")
+    ops: Any = None
+    gate = Gate()
+    dense = [DenseLinear(kernels, torch.full((4, 16), float("nan")), None, torch.float32)]
+    experts = [
+        (GatedLinear(Int8Linear(kernels, torch.randn(64, 16), None, gate=gate), gate, ops),
+         Int8Linear(kernels, torch.randn(16, 32), None))
+        for _ in range(4)
+    ]  # fmt: skip
+    layer = NativeExperts(kernels, ExpertWeights(dense[0], experts), Routing(3, normalize=True), 16)
+    x = torch.zeros(5, 16)
+    layer(torch.randn(5, 16), x)
+    assert x.isnan().all()
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
-def test_logits_of_some_rows_are_those_of_all(tiny_model: Any, dtype: str) -> None:
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt_oss"])
+def test_logits_of_some_rows_are_those_of_all(tiny_model: Any, name: str, dtype: str) -> None:
     """The last layer's output is computed for those rows only."""
-    loaded = load(tiny_model("qwen3")[0], dtype)
+    loaded = load(tiny_model(name)[0], dtype)
     whole = torch.cat(run(loaded, PROMPTS))
     for rows in ([44, 47, 117, 133], [0], range(5, 90), []):
         assert torch.equal(run(loaded, PROMPTS, rows=rows)[0], whole[list(rows)])

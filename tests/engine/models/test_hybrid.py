@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from syringa.engine.cpu.layers.experts import NativeExperts, TorchExperts
 from syringa.engine.loading.hybrid_weights import HybridWeights
 from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
 from syringa.engine.loading.loader import load_model
@@ -16,8 +17,8 @@ from syringa.engine.loading.quantized import QuantizedWeight, quantize_fp8
 from syringa.engine.loading.weights import SafetensorsWeights
 from syringa.engine.models import state_cache
 from syringa.engine.models.config import is_native, read_config
+from syringa.engine.models.decoder import Decoder
 from syringa.engine.models.delta_rule import DeltaInputs, chunk_delta_rule, recurrent_delta_rule
-from syringa.engine.models.hybrid import HybridDecoder, SparseMlp
 from syringa.errors import ModelError
 from syringa.modelfiles import describe, locate
 from tests.engine.models.hybrid_models import HYBRIDS, LONG_PROMPTS, make_config, save_hybrid
@@ -41,7 +42,7 @@ def hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def load(folder: Path, dtype: str = "fp32", native_kernels: bool = True) -> LoadedModel:
     loaded = load_model(LoadOptions(model=str(folder), dtype=dtype, threads=1, native_kernels=native_kernels))
-    assert isinstance(loaded.model, HybridDecoder)
+    assert isinstance(loaded.model, Decoder)
     return loaded
 
 
@@ -64,17 +65,32 @@ def test_hybrid_logits_match_transformers(hybrid_model: Any, name: str, kernels:
             assert difference(got, wanted) < 1e-3
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "int8"])
-def test_only_experts_of_a_step_are_computed(hybrid_model: Any, dtype: str) -> None:
-    loaded: Any = load(hybrid_model("qwen3_next")[0], dtype)
-    layers = [layer.mlp for layer in loaded.model.layers if isinstance(layer.mlp, SparseMlp)]
-    for mlp in layers:
-        mlp.experts = [(CountedCalls(gate_up), CountedCalls(down)) for gate_up, down in mlp.experts]
+def test_only_experts_of_a_step_are_computed(hybrid_model: Any) -> None:
+    loaded: Any = load(hybrid_model("qwen3_next")[0])
+    weights = [layer.mlp.weights for layer in loaded.model.layers if isinstance(layer.mlp, TorchExperts)]
+    for each in weights:
+        each.experts = [(CountedCalls(gate_up), CountedCalls(down)) for gate_up, down in each.experts]
     run(loaded, [[7]])
+    assert weights
+    for each in weights:  # two of six are chosen for a token
+        for projections in zip(*each.experts, strict=True):
+            assert sorted(layer.calls for layer in projections) == [0, 0, 0, 0, 1, 1]
+
+
+def test_only_experts_of_a_step_are_read_by_the_kernels(hybrid_model: Any) -> None:
+    loaded: Any = load(hybrid_model("qwen3_next")[0], "int8")
+    layers = [layer.mlp for layer in loaded.model.layers if isinstance(layer.mlp, NativeExperts)]
+    expected = run(loaded, [[7]])[0]
     assert layers
-    for mlp in layers:  # two of six are chosen for a token
-        for projections in zip(*mlp.experts, strict=True):
-            assert sorted(each.calls for each in projections) == [0, 0, 0, 0, 1, 1]
+    for experts in layers:
+        unused = []
+        for expert in range(6):
+            address = experts.pointers.gate_up[expert]
+            # Another expert's weights change the result, if they are read.
+            experts.pointers.gate_up[expert] = experts.pointers.gate_up[(expert + 1) % 6]
+            unused.append(torch.equal(run(loaded, [[7]])[0], expected))
+            experts.pointers.gate_up[expert] = address
+        assert sum(unused) == 4  # two of six are chosen for a token
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", *slow("qwen3_5")])
@@ -109,7 +125,7 @@ def test_hybrid_language_model_is_read_from_folder_with_vision_tower(tmp_path: P
     for prompt in LONG_PROMPTS[::2]:
         assert difference(run(loaded, [prompt])[0], reference(hf_model, prompt)) < 1e-3
     description = describe(locate(str(tmp_path)))
-    assert is_native(description.config, "cuda")
+    assert is_native(description.config)
     assert not description.supports_images
     assert loaded.info.architecture == "Qwen3_5ForConditionalGeneration"
 

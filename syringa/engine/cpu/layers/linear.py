@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import Array, addressof, byref
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from syringa.engine.cpu.native import BLOCK_TYPES, FLOAT_TYPES, DenseWeights, Kernels, TensorBlocks
+from syringa.engine.cpu.native import BLOCK_TYPES, FLOAT_TYPES, GATES, DenseWeights, Kernels, TensorBlocks
 from syringa.errors import ModelError
 
 DENSE_PANEL = 32  # the same constant as in native/dense_linear.h
@@ -49,26 +49,34 @@ class DenseLinear:
         panels = F.pad(weight.to(dtype), (0, 0, 0, -self.outputs % DENSE_PANEL)).view(-1, DENSE_PANEL, inputs)
         self.panels = panels.transpose(1, 2).contiguous()
         self.bias = bias.float().contiguous() if bias is not None else None
-        self._bias = self.bias.data_ptr() if self.bias is not None else None
-        self._weights = DenseWeights(self.panels.data_ptr(), self.outputs, inputs, dtype == torch.bfloat16)
+        self.bias_address = self.bias.data_ptr() if self.bias is not None else None
+        self.weights = DenseWeights(self.panels.data_ptr(), self.outputs, inputs, dtype == torch.bfloat16)
 
     def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
         y = torch.empty(x.shape[0], self.outputs) if add_to is None else add_to
         self.kernels.dense_linear(
-            addressof(self._weights),
+            addressof(self.weights),
             x.data_ptr(),
             x.shape[0],
             y.data_ptr(),
-            self._bias,
+            self.bias_address,
             add_to is not None,
         )
         return y
 
 
+class Gate(NamedTuple):
+    """What is computed of a gate g and an up projection u: silu(g) · u by default. `Gate` in native/panels.h."""
+
+    kind: Literal["silu", "gelu_tanh", "clamped_swiglu"] = "silu"
+    alpha: float = 0.0  # of clamped_swiglu
+    limit: float = 0.0
+
+
 class NativeLinear:
     """Quantized weights in the compiled kernels' own memory, batch-invariant.
 
-    `gated` weights are a gate projection followed by an up projection; the output is silu(gate) · up.
+    With a `gate`, weights are a gate projection followed by an up projection, and the output is that of the gate.
     """
 
     def __init__(
@@ -78,9 +86,13 @@ class NativeLinear:
         outputs: int,
         inputs: int,
         bias: torch.Tensor | None,
+        gate: Gate | None = None,
     ) -> None:
         self.kernels = kernels
         self.address: int | None = address
+        self.gated = gate is not None
+        if gate is not None:
+            kernels.set_gate(address, GATES[gate.kind], gate.alpha, gate.limit)
         self.outputs, self.inputs = outputs, inputs
         self.bias = bias.float().contiguous() if bias is not None else None
         self.bias_address = self.bias.data_ptr() if self.bias is not None else None
@@ -173,12 +185,12 @@ class Int8Linear(NativeLinear):
         weight: torch.Tensor | Sequence[BlockTensor],
         bias: torch.Tensor | None,
         *,
-        gated: bool = False,
+        gate: Gate | None = None,
     ) -> None:
         tensors = [BlockTensor.of(weight)] if isinstance(weight, torch.Tensor) else weight
-        address = _pack(kernels, kernels.quantize_tensors, tensors, gated)
+        address = _pack(kernels, kernels.quantize_tensors, tensors, gate is not None)
         rows = sum(tensor.rows for tensor in tensors)
-        super().__init__(kernels, address, rows // 2 if gated else rows, tensors[0].inputs, bias)
+        super().__init__(kernels, address, rows // 2 if gate else rows, tensors[0].inputs, bias, gate)
 
 
 class BlockLinear(NativeLinear):
@@ -193,11 +205,11 @@ class BlockLinear(NativeLinear):
         tensors: Sequence[BlockTensor],
         bias: torch.Tensor | None,
         *,
-        gated: bool = False,
+        gate: Gate | None = None,
     ) -> None:
-        address = _pack(kernels, kernels.pack_weights, tensors, gated)
-        outputs = tensors[0].rows if gated else sum(tensor.rows for tensor in tensors)
-        super().__init__(kernels, address, outputs, tensors[0].inputs, bias)
+        address = _pack(kernels, kernels.pack_weights, tensors, gate is not None)
+        outputs = tensors[0].rows if gate else sum(tensor.rows for tensor in tensors)
+        super().__init__(kernels, address, outputs, tensors[0].inputs, bias, gate)
 
 
 class BlockEmbedding:

@@ -8,7 +8,9 @@ from ctypes import addressof, byref
 import torch
 
 from syringa.engine.cpu.layers.cache import LayerCache
-from syringa.engine.cpu.native import AttentionBatch, AttentionShape, Kernels, RotaryShape
+from syringa.engine.cpu.layers.linear import Gate
+from syringa.engine.cpu.layers.ops import AttentionTensors
+from syringa.engine.cpu.native import GATES, AttentionBatch, AttentionShape, Kernels, RotaryShape
 from syringa.engine.execution.batch import StepTensors
 from syringa.engine.loading.precision import HEAD_SIZE_MULTIPLE
 from syringa.engine.models.config import DecoderConfig
@@ -22,34 +24,30 @@ def supports_head_size(head_size: int) -> bool:
 class NativeOps:
     """`CpuOps` on the compiled kernels."""
 
-    def __init__(
-        self,
-        kernels: Kernels,
-        config: DecoderConfig,
-        rotary: tuple[torch.Tensor, torch.Tensor],
-        norms: list[tuple[torch.Tensor, torch.Tensor] | None],
-    ) -> None:
+    def __init__(self, kernels: Kernels, config: DecoderConfig, tensors: AttentionTensors) -> None:
         self.kernels = kernels
         self.config = config
-        self.rotary = rotary  # keeps the memory of the pointers below alive
-        self.norms = norms
+        self.tensors = tensors  # keeps the memory of the pointers below alive
         c = config
-        scale = c.head_size**-0.5
-        self.attention_shapes = [AttentionShape(c.heads, c.kv_heads, c.head_size, w, scale) for w in c.windows]
+        self.attention_shapes = [
+            AttentionShape(c.heads, c.kv_heads, c.head_size, window, c.score_scale, c.softcap, address(sinks))
+            for window, sinks in zip(c.windows, tensors.sinks, strict=True)
+        ]
         self.rotary_shapes = [
             RotaryShape(c.heads, c.kv_heads, c.head_size, c.rotary if rotated else 0, c.eps) for rotated in c.rotated
         ]
-        self.norm_addresses = [(n[0].data_ptr(), n[1].data_ptr()) if n else (None, None) for n in norms]
+        self.norm_addresses = [(n[0].data_ptr(), n[1].data_ptr()) if n else (None, None) for n in tensors.norms]
+        self.rotary_addresses = [(cosine.data_ptr(), sine.data_ptr()) for cosine, sine in tensors.rotary]
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         y = torch.empty_like(x)
         self.kernels.rms_norm(x.data_ptr(), weight.data_ptr(), x.shape[0], x.shape[1], eps, y.data_ptr())
         return y
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def gate(self, gate_up: torch.Tensor, gate: Gate) -> torch.Tensor:
         rows, width = gate_up.shape
         y = torch.empty(rows, width // 2)
-        self.kernels.silu_mul(gate_up.data_ptr(), rows, width // 2, y.data_ptr())
+        self.kernels.gate(gate_up.data_ptr(), rows, width // 2, GATES[gate.kind], gate.alpha, gate.limit, y.data_ptr())
         return y
 
     def sigmoid_mul(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
@@ -68,8 +66,7 @@ class NativeOps:
             rows,
             step.positions.data_ptr(),
             step.slot_mapping.data_ptr(),
-            self.rotary[0].data_ptr(),
-            self.rotary[1].data_ptr(),
+            *self.rotary_addresses[layer],
             *self.norm_addresses[layer],
             keys,
             values,
@@ -79,6 +76,10 @@ class NativeOps:
         out = torch.empty(rows, width)
         attend(self.kernels, self.attention_shapes[layer], step, keys, values, qkv, stride, out, half)
         return out
+
+
+def address(tensor: torch.Tensor | None) -> int | None:
+    return tensor.data_ptr() if tensor is not None else None
 
 
 class NativeSampler:

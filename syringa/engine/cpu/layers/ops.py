@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 
 from syringa.engine.cpu.layers.cache import LayerCache, read_cache, write_cache
+from syringa.engine.cpu.layers.linear import Gate, LinearLayer, NativeLinear
 from syringa.engine.execution.batch import StepTensors
 from syringa.engine.models.config import DecoderConfig
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
@@ -18,7 +21,9 @@ from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 class CpuOps(Protocol):
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
+    def gate(self, gate_up: torch.Tensor, gate: Gate) -> torch.Tensor:
+        """Return what a gated layer computes of rows `[gate | up]`."""
+        ...
 
     def sigmoid_mul(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """Multiply contiguous rows `x` by sigmoid(gates), in place. `gates`: as wide as `x`, or one per row."""
@@ -32,25 +37,32 @@ class CpuOps(Protocol):
         ...
 
 
+class AttentionTensors(NamedTuple):
+    """What attention needs beside its projections, for each layer."""
+
+    rotary: list[tuple[torch.Tensor, torch.Tensor]]  # tables of cosines and sines
+    norms: list[tuple[torch.Tensor, torch.Tensor] | None]  # of queries and keys
+    sinks: list[torch.Tensor | None]  # of each query head, a score without a value, fp32
+
+
 class TorchOps:
     """`CpuOps` in PyTorch."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        rotary: tuple[torch.Tensor, torch.Tensor],
-        norms: list[tuple[torch.Tensor, torch.Tensor] | None],
-    ) -> None:
+    def __init__(self, config: DecoderConfig, tensors: AttentionTensors) -> None:
         self.config = config
-        self.cosine, self.sine = rotary
-        self.norms = norms
+        self.rotary, self.norms, self.sinks = tensors
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return torch.nn.functional.silu(gate) * up
+    def gate(self, gate_up: torch.Tensor, gate: Gate) -> torch.Tensor:
+        g, u = gate_up.chunk(2, dim=-1)
+        if gate.kind == "silu":
+            return F.silu(g) * u
+        if gate.kind == "gelu_tanh":
+            return F.gelu(g, approximate="tanh") * u
+        g, u = g.clamp(max=gate.limit), u.clamp(-gate.limit, gate.limit)
+        return g * torch.sigmoid(gate.alpha * g) * (u + 1)
 
     def sigmoid_mul(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         return x.mul_(gates.sigmoid())
@@ -64,12 +76,18 @@ class TorchOps:
         if (norms := self.norms[layer]) is not None:
             q, k = self.rms_norm(q, norms[0], c.eps), self.rms_norm(k, norms[1], c.eps)
         if c.rotated[layer]:
-            q, k = self._rotate(q, step.positions), self._rotate(k, step.positions)
+            tables = self.rotary[layer]
+            q, k = self._rotate(q, step.positions, tables), self._rotate(k, step.positions, tables)
         write_cache(cache, k, v, step.slot_mapping)
-        return paged_attention(q, cache, step, window=c.windows[layer]).flatten(1)
+        attended = paged_attention(
+            q, cache, step, window=c.windows[layer], scale=c.score_scale, softcap=c.softcap, sinks=self.sinks[layer]
+        )
+        return attended.flatten(1)
 
-    def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        cosine, sine = self.cosine[positions.long()][:, None], self.sine[positions.long()][:, None]
+    def _rotate(
+        self, x: torch.Tensor, positions: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        cosine, sine = (table[positions.long()][:, None] for table in tables)
         half = self.config.rotary // 2
         a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return torch.cat([a * cosine - b * sine, b * cosine + a * sine, rest], dim=-1)
@@ -128,3 +146,18 @@ def attend_rows(
     else:
         weights = scores.softmax(-1)
     return (weights @ v[:, None]).permute(2, 0, 1, 3).reshape(count, heads, -1)
+
+
+@dataclass
+class GatedLinear:
+    """A gate projection and an up projection, and what is computed of both."""
+
+    linear: LinearLayer
+    gate: Gate
+    ops: CpuOps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        if isinstance(self.linear, NativeLinear) and self.linear.gated:  # the product has done it
+            return y
+        return self.ops.gate(y, self.gate)

@@ -35,6 +35,7 @@ BLOCK_TYPES = {
     "MXFP4": 39,
 }
 FLOAT_TYPES = {"F32": 0, "F16": 1, "BF16": 30}
+GATES = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}  # `GateKind` in panels.h
 POOLINGS = {"mean": 0, "cls": 1, "lasttoken": 2, "max": 3, "weightedmean": 4}  # `Pooling` in pooling.h
 
 
@@ -49,7 +50,12 @@ class DenseWeights(ctypes.Structure):
 
 
 class AttentionShape(ctypes.Structure):
-    _fields_ = [("heads", c_int), ("kv_heads", c_int), ("size", c_int), ("window", c_int), ("scale", c_float)]
+    _fields_ = [
+        *[(name, c_int) for name in ("heads", "kv_heads", "size", "window")],
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("sinks", c_void_p),
+    ]
 
 
 class AttentionBatch(ctypes.Structure):
@@ -86,12 +92,27 @@ class DeltaNetStates(ctypes.Structure):
     ]
 
 
+class SparseLayerPointers(ctypes.Structure):
+    """A layer of experts as pointers to its weights. `SparseLayer` in experts.h."""
+
+    _fields_ = [
+        *[(name, c_int) for name in ("hidden", "count", "per_token", "sigmoid", "normalize")],
+        ("scale", c_float),
+        *[(name, c_void_p) for name in ("router", "router_bias", "correction")],
+        *[(name, POINTER(c_void_p)) for name in ("gate_up", "down", "gate_up_bias", "down_bias")],
+        *[(name, c_void_p) for name in ("shared_gate_up", "shared_down", "shared_gate")],
+    ]
+
+
 class DecoderLayerPointers(ctypes.Structure):
     """One decoder layer as pointers to its weights. `DecoderLayer` in decoder.h."""
 
     _fields_ = [
-        *[(name, c_void_p) for name in ("input_norm", "post_norm", "qkv", "out", "gate_up", "down")],
-        *[(name, c_void_p) for name in ("qkv_bias", "out_bias", "gate_up_bias", "down_bias", "q_norm", "k_norm")],
+        *[(name, c_void_p) for name in ("input_norm", "post_norm", "attention_norm", "mlp_norm")],
+        *[(name, c_void_p) for name in ("qkv", "out", "gate_up", "down")],
+        *[(name, c_void_p) for name in ("qkv_bias", "out_bias", "gate_up_bias", "down_bias")],
+        ("experts", POINTER(SparseLayerPointers)),
+        *[(name, c_void_p) for name in ("q_norm", "k_norm", "cosine", "sine")],
         ("rotary", RotaryShape),
         ("attention", AttentionShape),
     ]
@@ -103,8 +124,6 @@ class DecoderStack(ctypes.Structure):
         ("count", c_int),
         ("hidden", c_int),
         ("eps", c_float),
-        ("cosine", c_void_p),
-        ("sine", c_void_p),
     ]
 
 
@@ -189,11 +208,13 @@ class Kernels:
         self.read_tensor = library.syringa_read_tensor
         self.read_tensor.argtypes, self.read_tensor.restype = [pointer, number, pointer, number], number
         self.unpack_rows = self._bind(library.syringa_unpack_rows, pointer, pointer, number, pointer)
+        self.set_gate = self._bind(library.syringa_set_gate, pointer, number, c_float, c_float)
         self.free_weights = self._bind(library.syringa_free_weights, pointer)
         self.linear = self._bind(library.syringa_linear, pointer, pointer, number, pointer, pointer, number)
         self.dense_linear = self._bind(library.syringa_dense_linear, pointer, pointer, number, pointer, pointer, number)
         self.rms_norm = self._bind(library.syringa_rms_norm, pointer, pointer, number, number, c_float, pointer)
-        self.silu_mul = self._bind(library.syringa_silu_mul, pointer, number, number, pointer)
+        self.gate = self._bind(library.syringa_gate, pointer, number, number, number, c_float, c_float, pointer)
+        self.experts = self._bind(library.syringa_experts, pointer, pointer, number, pointer)
         self.sigmoid_mul = self._bind(library.syringa_sigmoid_mul, pointer, number, number, pointer, number, number)
         self.rotary_and_cache = self._bind(
             library.syringa_rotary_and_cache, pointer, pointer, number, number, *[pointer] * 8, number

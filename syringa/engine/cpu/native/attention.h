@@ -18,6 +18,7 @@
 namespace syringa {
 
 constexpr int BLOCK = 16, SPAN = 64, SPAN_BLOCKS = SPAN / BLOCK;
+constexpr float LOG2_E = 1.44269504f;  // scores are multiplied by it: exp2 is cheaper than exp
 constexpr float LOWEST = -1e30f;  // finite, so that a span without visible keys changes nothing and gives no NaN
 // Rows and vectors that a tile processes at a time: its sums and two halves of each vector fill the registers.
 #if defined(__AVX512F__)
@@ -32,6 +33,8 @@ struct AttentionShape {
     int heads, kv_heads, size;
     int window;  // 0: unlimited; negative: queries also see the keys behind their own position
     float scale;
+    float softcap;       // a score s becomes softcap · tanh(s / softcap); 0: it does not
+    const float* sinks;  // of each query head, a score without a value that joins the softmax; null: none
 
     bool bidirectional() const { return window < 0; }
 };
@@ -97,6 +100,11 @@ void accumulate_all_values(const Pair<T>* weights, int size, int count, const T*
     for (; from + LANES <= size; from += LANES) accumulate_values<M, 1>(weights, size, from, count, values, out);
 }
 
+// most · tanh(x / most)
+inline floats cap(floats x, float most) {
+    return splat(2.f * most) * sigmoid(x * splat(2.f / most)) - splat(most);
+}
+
 // Rows in tiles of TILE, the rest in one smaller tile.
 template <int M, class Body>
 void tile_rest(int left, Body&& body) {
@@ -138,7 +146,7 @@ class HeadTile {
   private:
     void prepare(const float* q, size_t stride, int queries) {
         const int size = shape_.size;
-        const float scale = shape_.scale * 1.44269504f;  // log2(e): exp2 is cheaper than exp
+        const float scale = shape_.scale * LOG2_E;
         // Reused between calls, because a step has thousands of tiles. Thread-local lookups are not free.
         thread_local std::vector<Pair<T>> pairs;
         thread_local std::vector<float> numbers;
@@ -155,6 +163,11 @@ class HeadTile {
         std::fill(out_, out_ + area, 0.f);
         std::fill(total_, total_ + (size_t)rows_ * LANES, 0.f);
         std::fill(peak_, peak_ + rows_, LOWEST);
+        if (shape_.sinks)
+            for (int r = 0; r < rows_; r++) {
+                peak_[r] = shape_.sinks[kv_head_ * group_ + r % group_] * LOG2_E;
+                total_[(size_t)r * LANES] = 1.f;
+            }
         for (int i = 0; i < queries; i++)
             for (int g = 0; g < group_; g++) {
                 const float* from = q + i * stride + (size_t)(kv_head_ * group_ + g) * size;
@@ -211,6 +224,7 @@ class HeadTile {
         floats part[KEY_VECTORS], peaks = splat(peak_[row]);
         for (int v = 0; v < KEY_VECTORS; v++) {
             part[v] = load(scores + v * LANES);
+            if (shape_.softcap > 0.f) part[v] = cap(part[v], shape_.softcap * LOG2_E);
             if (masked) part[v] = visible(v) ? part[v] : splat(LOWEST);
             peaks = vmax(peaks, part[v]);
         }

@@ -181,7 +181,7 @@ inline void Int8Weights::multiply(const float* x, int rows, float* y, size_t str
     const int blocks = (rows + block - 1) / block;
     const int panels = this->panels(), run = std::max(1, std::min(8, panels / (4 * pool().threads())));
     const int runs = (panels + run - 1) / run;
-    const PanelOutput out{y, stride, outputs, bias, gated, output};
+    const PanelOutput out{y, stride, outputs, bias, gated ? &gate : nullptr, output};
     pool().run(blocks * runs, [&](int task) {
         const int first = task / runs * block, last = std::min(rows, first + block);
         for (int p = task % runs * run; p < std::min(panels, (task % runs + 1) * run); p++) {

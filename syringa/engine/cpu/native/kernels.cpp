@@ -5,6 +5,7 @@
 #include "delta_net.h"
 #include "dense_linear.h"
 #include "encoder.h"
+#include "experts.h"
 #include "int8_linear.h"
 #include "pooling.h"
 #include "quantized_linear.h"
@@ -45,6 +46,10 @@ EXPORT LinearWeights* syringa_pack_weights(const TensorBlocks* tensors, int coun
     }
 }
 
+EXPORT void syringa_set_gate(LinearWeights* weights, int kind, float alpha, float limit) {
+    weights->gate = {kind, alpha, limit};
+}
+
 EXPORT void syringa_free_weights(LinearWeights* weights) { delete weights; }
 
 EXPORT void syringa_linear(const LinearWeights* weights, const float* x, int rows, float* y, const float* bias,
@@ -77,7 +82,13 @@ EXPORT void syringa_rms_norm(const float* x, const float* weight, int rows, int 
     rms_norm(x, weight, rows, size, eps, y);
 }
 
-EXPORT void syringa_silu_mul(const float* x, int rows, int size, float* y) { silu_mul(x, rows, size, y); }
+EXPORT void syringa_gate(const float* x, int rows, int size, int kind, float alpha, float limit, float* y) {
+    gate_rows({kind, alpha, limit}, x, rows, size, y);
+}
+
+EXPORT void syringa_experts(const SparseLayer* layer, const float* normed, int rows, float* x) {
+    run_experts(*layer, normed, rows, x);
+}
 
 EXPORT void syringa_layer_norm(const float* x, const LayerNorm* norm, int rows, int size, float* y) {
     layer_norm(x, *norm, rows, size, y);

@@ -23,11 +23,30 @@ static_assert(VECTORS == 2, "a gated panel has one vector of gates and one of up
 // What happens to a product: it replaces y, is added to it, or gelu(product) replaces it.
 enum Output { ASSIGN, ADD, GELU };
 
+// What a gated layer computes of its gate g and up u: silu(g) · u, gelu(g) · u, or that of gpt-oss's experts,
+// g · sigmoid(alpha · g) · (u + 1) with g ≤ limit and |u| ≤ limit. The same numbers in native/__init__.py.
+enum GateKind { SILU, GELU_TANH, CLAMPED_SWIGLU };
+
+struct Gate {
+    int kind = SILU;
+    float alpha = 0.f, limit = 0.f;
+
+    floats operator()(floats g, floats u) const {
+        if (kind == SILU) return silu(g) * u;
+        if (kind == GELU_TANH) return gelu_tanh(g) * u;
+        const floats most = splat(limit), least = splat(-limit);
+        g = g > most ? most : g;  // a NaN stays one
+        u = u > most ? most : u < least ? least : u;
+        return g * sigmoid(splat(alpha) * g) * (u + splat(1.f));
+    }
+};
+
 // The weights of a linear layer. Gated ones are two matrices, gate and up, whose panels hold a vector of each, so that
-// both factors of silu(gate) · up are in registers; `outputs` is the number of products.
+// both operands of the gate are in registers; `outputs` is the number of results.
 struct LinearWeights {
     const int outputs, inputs;
     const bool gated;
+    Gate gate;
 
     LinearWeights(int outputs, int inputs, bool gated) : outputs(outputs), inputs(inputs), gated(gated) {}
     virtual ~LinearWeights() = default;
@@ -77,7 +96,7 @@ struct PanelOutput {
     size_t stride;
     int outputs;
     const float* bias;
-    bool gated;
+    const Gate* gate;  // null: not gated
     Output output;
 };
 
@@ -100,11 +119,11 @@ inline void store_outputs(float* row, int n, int outputs, floats value, Output o
 // Store panel p of a row. Inlined, so that sums stay in registers and the rows of a block overlap.
 inline __attribute__((always_inline)) void store_panel(const PanelOutput& to, int p, size_t row, const floats* result) {
     float* out = to.y + row * to.stride;
-    if (to.gated) {
+    if (to.gate) {
         const int n = p * LANES;
         const floats gate = with_bias(result[0], to.bias, n, to.outputs);
         const floats up = with_bias(result[1], to.bias ? to.bias + to.outputs : nullptr, n, to.outputs);
-        store_outputs(out, n, to.outputs, silu(gate) * up, to.output);
+        store_outputs(out, n, to.outputs, (*to.gate)(gate, up), to.output);
     } else {
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) {

@@ -233,7 +233,7 @@ inline void QuantizedWeights::multiply(const float* x, int rows, float* y, size_
             const Segment* segment = segments.data();
             for (; at >= segment->panels; segment++) at -= segment->panels;
             const PanelOutput out{y + segment->first, stride, segment->outputs, bias ? bias + segment->first : nullptr,
-                                  gated, output};
+                                  gated ? &gate : nullptr, output};
             const PanelTask panel{*segment, at, first, last, out};
             with_format(segment->type, [&](auto format) {
                 typedef decltype(format) Format;

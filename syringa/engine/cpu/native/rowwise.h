@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attention.h"
+#include "panels.h"
 #include "thread_pool.h"
 #include "simd.h"
 
@@ -61,14 +62,25 @@ inline void gelu_rows(float* x, int rows, int size) {
     });
 }
 
-// y = silu(gate) · up, from rows [gate | up]
-inline void silu_mul(const float* x, int rows, int size, float* y) {
+// y = gate(g, u), from rows [g | u]
+inline void gate_rows(const Gate& gate, const float* x, int rows, int size, float* y) {
     for_rows(rows, 2 * size, [&](int r) {
-        const float *gate = x + (size_t)r * 2 * size, *up = gate + size;
+        const float *g = x + (size_t)r * 2 * size, *u = g + size;
         float* out = y + (size_t)r * size;
         int i = 0;
-        for (; i + LANES <= size; i += LANES) store(out + i, silu(load(gate + i)) * load(up + i));
-        for (; i < size; i++) out[i] = silu(splat(gate[i]))[0] * up[i];
+        for (; i + LANES <= size; i += LANES) store(out + i, gate(load(g + i), load(u + i)));
+        for (; i < size; i++) out[i] = gate(splat(g[i]), splat(u[i]))[0];
+    });
+}
+
+// x += rms_norm(y), which overwrites y
+inline void add_rms_norm(float* y, const float* weight, int rows, int size, float eps, float* x) {
+    for_rows(rows, 2 * size, [&](int r) {
+        float *from = y + (size_t)r * size, *to = x + (size_t)r * size;
+        norm_row(from, weight, size, eps, from);
+        int i = 0;
+        for (; i + LANES <= size; i += LANES) store(to + i, load(to + i) + load(from + i));
+        for (; i < size; i++) to[i] += from[i];
     });
 }
 

@@ -269,6 +269,11 @@ static inline floats vexp(floats x) {
 static inline floats sigmoid(floats x) { return splat(1.0f) / (splat(1.0f) + vexp(-x)); }
 static inline floats silu(floats x) { return x / (splat(1.0f) + vexp(-x)); }
 
+// x · Φ(x) with the approximation of Φ by tanh, which is that of Gemma.
+static inline floats gelu_tanh(floats x) {
+    return x * sigmoid(splat(1.5957691216f) * fma(splat(0.044715f) * x * x, x, x));  // 2 √(2 / π)
+}
+
 // x · Φ(x) with the normal distribution function Φ, within 2e-6. Φ(x) − ½ is x times a polynomial of x², which was fitted
 // for |x| ≤ 5; beyond that, Φ is 0 or 1. A polynomial takes neither an exponential nor a division.
 static inline floats gelu(floats x) {

@@ -41,9 +41,10 @@ def _norm_kernel(
 
 
 @triton.jit
-def _silu_mul_kernel(
-    gate_ptr, out_ptr, gate_stride, out_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
+def _gate_kernel(
+    gate_ptr, out_ptr, gate_stride, out_stride, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < WIDTH
@@ -51,7 +52,11 @@ def _silu_mul_kernel(
     pdl_wait(PDL)
     gate = tl.load(gate_ptr + row * gate_stride + at, mask, 0.0).to(tl.float32)
     up = tl.load(gate_ptr + row * gate_stride + WIDTH + at, mask, 0.0).to(tl.float32)
-    tl.store(out_ptr + row * out_stride + at, (gate * tl.sigmoid(gate) * up).to(out_ptr.dtype.element_ty), mask)
+    if GELU:  # by tanh: 2 √(2 / π) = 1.5957691216
+        gate *= tl.sigmoid(1.5957691216 * (gate + 0.044715 * gate * gate * gate))
+    else:
+        gate *= tl.sigmoid(gate)
+    tl.store(out_ptr + row * out_stride + at, (gate * up).to(out_ptr.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -138,15 +143,25 @@ def _norm(
 
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, pdl: bool = False) -> torch.Tensor:
     """Return silu(first half) · second half of each row."""
+    return _gate(gate_up, out, gelu=False, pdl=pdl)
+
+
+def gelu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, pdl: bool = False) -> torch.Tensor:
+    """Return gelu(first half) · second half of each row, with gelu's approximation by tanh."""
+    return _gate(gate_up, out, gelu=True, pdl=pdl)
+
+
+def _gate(gate_up: torch.Tensor, out: torch.Tensor | None, *, gelu: bool, pdl: bool) -> torch.Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width) if out is None else out
     block = min(triton.next_power_of_2(width), 1024)
-    _silu_mul_kernel[(rows, triton.cdiv(width, block))](
+    _gate_kernel[(rows, triton.cdiv(width, block))](
         gate_up,
         out,
         gate_up.stride(0),
         out.stride(0),
         WIDTH=width,
+        GELU=gelu,
         BLOCK=block,
         num_warps=4,
         **pdl_options(pdl),

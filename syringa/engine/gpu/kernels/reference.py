@@ -35,6 +35,11 @@ def silu_mul(gate_up: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch
     return (F.silu(gate) * up).to(gate_up.dtype)
 
 
+def gelu_mul(gate_up: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    gate, up = gate_up.to(dtype).chunk(2, dim=-1)
+    return (F.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+
 def rotate_and_store(
     qkv: torch.Tensor,
     positions: torch.Tensor,

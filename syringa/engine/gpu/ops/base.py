@@ -69,6 +69,10 @@ class GpuOps(Protocol):
         """Return silu(first half) · second half. `consumer` as in `add_rms_norm`."""
         ...
 
+    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return gelu(first half) · second half, with gelu's approximation by tanh."""
+        ...
+
     def linear(
         self,
         x: torch.Tensor,
@@ -242,6 +246,9 @@ class ReferenceOps:
 
     def silu_mul(self, gate_up: torch.Tensor, consumer: torch.Tensor | PackedWeight | None = None) -> torch.Tensor:
         return reference.silu_mul(gate_up)
+
+    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return reference.gelu_mul(gate_up)
 
     def linear(
         self,

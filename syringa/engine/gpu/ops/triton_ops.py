@@ -78,6 +78,9 @@ class TritonOps:
             return quantize_for(gate_up, consumer, gated=True)
         return elementwise.silu_mul(gate_up, pdl=self.pdl)
 
+    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return elementwise.gelu_mul(gate_up, pdl=self.pdl)
+
     def linear(
         self,
         x: torch.Tensor,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from syringa.engine.cpu.layers.cache import CacheTensors, LayerCache, read_cache, write_cache
-from syringa.engine.cpu.layers.native_ops import attend, supports_head_size
+from syringa.engine.cpu.layers.native_ops import address, attend, supports_head_size
 from syringa.engine.cpu.layers.ops import attend_rows, paged_attention
 from syringa.engine.cpu.native import AttentionShape, Kernels
 from syringa.engine.execution.batch import StepTensors
@@ -129,7 +129,6 @@ class LayerShape:
     kv_heads: int
     key_size: int
     value_size: int
-    plain: bool  # neither softcap nor sinks
 
     @property
     def values_per_token(self) -> int:
@@ -149,8 +148,7 @@ class ShapeProbe:
         (tokens, heads, size), (keys, kv_heads, key_size) = call.q.shape, call.k.shape
         if keys != tokens or heads % kv_heads or size != key_size or call.v.shape[:2] != call.k.shape[:2]:
             raise UnsupportedModel("the shapes of its queries, keys and values do not match")
-        plain = not call.softcap and call.sinks is None
-        self.layers.append(LayerShape(heads, kv_heads, key_size, call.v.shape[2], plain))
+        self.layers.append(LayerShape(heads, kv_heads, key_size, call.v.shape[2]))
         return call.q.new_zeros(tokens, heads, call.v.shape[2], dtype=torch.float32)
 
 
@@ -182,10 +180,10 @@ class PagedAttention:
         layer = _view(stored, shape)
         write_cache(layer, call.k, call.v, self.step.slot_mapping)
         q = call.q.float().contiguous()
-        sinks = call.sinks.float() if call.sinks is not None else None
+        sinks = call.sinks.float().contiguous() if call.sinks is not None else None
         # The kernel needs contiguous blocks, and keys and values of one size.
-        if self.kernels and shape.plain and layer is stored and supports_head_size(shape.key_size):
-            out = self._attend(self.kernels, shape, call, q, layer)
+        if self.kernels and layer is stored and supports_head_size(shape.key_size):
+            out = self._attend(self.kernels, shape, call, q, layer, sinks)
         else:
             out = paged_attention(
                 q, layer, self.step, window=call.window, scale=call.scale, softcap=call.softcap, sinks=sinks
@@ -217,11 +215,18 @@ class PagedAttention:
             out[here] = attend_rows(q[here], k, v, visible, scale=call.scale, softcap=call.softcap)
 
     def _attend(
-        self, kernels: Kernels, shape: LayerShape, call: AttentionCall, q: torch.Tensor, layer: LayerCache
+        self,
+        kernels: Kernels,
+        shape: LayerShape,
+        call: AttentionCall,
+        q: torch.Tensor,
+        layer: LayerCache,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         width = shape.heads * shape.key_size
         out = torch.empty(q.shape[0], width)
-        attention = AttentionShape(shape.heads, shape.kv_heads, shape.key_size, call.window, call.scale)
+        sizes = shape.heads, shape.kv_heads, shape.key_size
+        attention = AttentionShape(*sizes, call.window, call.scale, call.softcap, address(sinks))
         half = layer.keys.dtype == torch.bfloat16
         attend(kernels, attention, self.step, layer.keys.data_ptr(), layer.values.data_ptr(), q, width, out, half)
         return out.view(q.shape)

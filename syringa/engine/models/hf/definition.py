@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from syringa.engine.models.config import is_native
 from syringa.engine.models.hf import attention as hf_attention
 from syringa.engine.models.hf import vision as hf_vision
 from syringa.engine.models.hf.attention import UnsupportedModel
@@ -36,7 +35,7 @@ def find_definition(files: ModelFiles, description: ModelDescription) -> HFDefin
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, __version__
 
     raw = description.config
-    if raw.get("quantization_config") is not None and not is_native(raw, "cuda"):
+    if raw.get("quantization_config") is not None:
         raise UnsupportedModel(_describe_quantized(raw))
     multimodal = any(raw.get(each) for each in MULTIMODAL_CONFIGS)
     if multimodal and raw.get("model_type") not in FAMILIES:
@@ -54,8 +53,6 @@ def find_definition(files: ModelFiles, description: ModelDescription) -> HFDefin
             f"transformers {__version__} does not know its type, {raw.get('model_type')!r}, or not with this config: "
             f"{first_line(error)}"
         ) from None
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config  # weights are dequantized when they are read
     if config.is_encoder_decoder:
         raise UnsupportedModel("it is an encoder-decoder model, and only decoders are supported")
     _check_config(config.get_text_config())

@@ -41,7 +41,6 @@ from syringa.engine.models.hf.batch_check import check_batching
 from syringa.engine.models.hf.definition import HFDefinition, find_definition, first_line, layer_types
 from syringa.engine.models.hf.gguf_source import GgufSource
 from syringa.engine.models.hf.progress import WeightProgress, count_linears
-from syringa.engine.models.hf.quantized_source import dequantized_state_dict
 from syringa.engine.models.hf.vision import HFVisionLanguageModel
 from syringa.engine.vision.image_reader import ImageReader
 from syringa.engine.vision.preprocessor import VisionComponents
@@ -171,8 +170,6 @@ def _load_hf_model(
     if files.kind == "gguf":
         gguf = GgufSource(files, description, unloaded, kernels, blocks=dtype == "gguf")
         state_dict = gguf.state_dict(half)
-    elif description.config.get("quantization_config") is not None:
-        state_dict = dequantized_state_dict(files, description.config, half)
     converts = dtype in ("int8", "gguf") and device is None
     counted = WeightProgress(progress, count_linears(unloaded) if converts else 0)
     with counted.reading():
