@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from syringa.engine.models.config import is_native
 from syringa.errors import ModelError
 from syringa.modelfiles import catalog, describe, locate, open_preview, read_embedding_spec, read_metadata
 from syringa.modelfiles.catalog import CatalogModel
@@ -32,7 +33,6 @@ class Facts(msgspec.Struct, frozen=True):
     context: int | None
     cache_bytes: int | None
     license: str | None
-    needs_models: bool
     vocabulary: int | None
     hidden: int | None
 
@@ -53,13 +53,13 @@ def read_facts(model: CatalogModel) -> Facts:
     context = spec.max_length if spec is not None else description.max_model_len
     cache, license_name = 0 if spec is not None else None, found[1] if found else None
     config = description.config
-    return Facts(
-        size, context, cache, license_name, model.needs_models, config.get("vocab_size"), config.get("hidden_size")
-    )
+    return Facts(size, context, cache, license_name, config.get("vocab_size"), config.get("hidden_size"))
 
 
 def _gguf_facts(name: str, metadata: dict[str, Any], size: int, license_tag: str | None) -> Facts:
     architecture = check_architecture(metadata, name)
+    if not is_native({"model_type": architecture.model_type}):
+        raise ModelError(f"{name}: the native decoder does not run {architecture.model_type}")
 
     def number(key: str) -> int | None:
         value = metadata.get(f"{metadata['general.architecture']}.{key}")
@@ -72,7 +72,7 @@ def _gguf_facts(name: str, metadata: dict[str, Any], size: int, license_tag: str
     stated = license_tag or metadata.get("general.license")
     tokens = metadata.get("tokenizer.ggml.tokens")
     vocabulary = len(tokens) if isinstance(tokens, list) else number("vocab_size")
-    return Facts(size, number("context_length"), cache, stated, not architecture.native, vocabulary, hidden)
+    return Facts(size, number("context_length"), cache, stated, vocabulary, hidden)
 
 
 def differences(model: CatalogModel, facts: Facts) -> list[str]:
@@ -84,7 +84,6 @@ def differences(model: CatalogModel, facts: Facts) -> list[str]:
         ("context", facts.context, model.context),
         ("cache bytes", facts.cache_bytes, model.cache_bytes),
         ("license", _normalized(facts.license), _normalized(model.license)),
-        ("needs the extra", facts.needs_models, model.needs_models),
         ("vocabulary", facts.vocabulary, model.vocabulary),
         ("hidden size", facts.hidden, model.hidden),
     ):

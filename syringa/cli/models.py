@@ -46,7 +46,7 @@ def list_available() -> None:
     from syringa.engine.processes.startup_plan import catalog_needs
 
     free, needs = catalog_needs()
-    table = _table("name", "kind", "parameters", "download", "memory", "fits", "context", "license", "needs", "source")
+    table = _table("name", "kind", "parameters", "download", "memory", "fits", "context", "license", "source")
     for model in catalog.CATALOG:
         source = str(model.source) if isinstance(model.source, HubName) else "package index"
         table.add_row(
@@ -58,7 +58,6 @@ def list_available() -> None:
             "yes" if needs[model.name].fits else "no",
             f"{model.context:,}",
             model.license,
-            _extra(model),
             source,
         )
     console = Console(width=400, highlight=False)
@@ -68,13 +67,6 @@ def list_available() -> None:
         "`syringa pull NAME` downloads a model, `syringa serve --model NAME` serves it.",
         soft_wrap=True,
     )
-
-
-def _extra(model: catalog.CatalogModel) -> str:
-    """Return what must be installed beside Syringa, and on which machines."""
-    if not model.needs_models:
-        return ""
-    return escape("syringa[models] on a CPU" if model.native_on_gpu else "syringa[models]")
 
 
 def _kind(name: str, path: str) -> str:

@@ -46,8 +46,6 @@ class CatalogModel(msgspec.Struct, frozen=True):
     dtype: Literal["int8", "gguf"] = "gguf"  # that `--dtype auto` chooses on a CPU with the compiled kernels
     file: str | None = None  # or folder, in the directory of pulled models, if it comes in wheels
     kind: ModelKind = "generate"
-    needs_models: bool = False  # runs on transformers' definition on a CPU, which comes with the extra `models`
-    native_on_gpu: bool = False  # needs no extra there
 
     @property
     def download_bytes(self) -> int:
@@ -63,7 +61,7 @@ class CatalogModel(msgspec.Struct, frozen=True):
     def weights(self) -> dict[str, int]:
         """Approximate bytes of the weights in memory on a CPU, by dtype."""
         numbers, embedding = self.numbers, self.vocabulary * self.hidden
-        shared = self.kind == "embed" or self.needs_models or not self.tied  # else the output layer is held apart
+        shared = self.kind == "embed" or not self.tied  # else the output layer is held apart
         floats = numbers if shared else numbers + embedding
         # In int8, the embedding is in bf16.
         int8 = numbers + embedding * (2 if self.tied and self.kind == "generate" else 1)
@@ -87,8 +85,6 @@ def _hub(
     embedding: tuple[int, int],
     *,
     tied: bool = True,
-    needs_models: bool = False,
-    native_on_gpu: bool = False,
 ) -> CatalogModel:
     """Return a model of the Hugging Face Hub. `embedding`: the size of the vocabulary, and the hidden size."""
     repository, _, variant = source.partition(":")
@@ -103,8 +99,6 @@ def _hub(
         *embedding,
         tied=tied,
         dtype="int8" if variant == "Q8_0" else "gguf",
-        needs_models=needs_models,
-        native_on_gpu=native_on_gpu,
     )
 
 
@@ -141,7 +135,6 @@ CATALOG: tuple[CatalogModel, ...] = (
         32_768,
         "Gemma",
         (262_144, 1152),
-        needs_models=True,
     ),
     _hub(
         "llama-3.2-1b",
@@ -191,7 +184,6 @@ CATALOG: tuple[CatalogModel, ...] = (
         131_072,
         "MIT",
         (200_064, 3072),
-        needs_models=True,
     ),
     _hub(
         "gemma-3-4b",
@@ -202,7 +194,6 @@ CATALOG: tuple[CatalogModel, ...] = (
         131_072,
         "Gemma",
         (262_208, 2560),
-        needs_models=True,
     ),
     _hub("qwen3-4b", "Qwen/Qwen3-4B-GGUF:Q4_K_M", "4.0B", 2.5, 147_456, 40_960, "Apache-2.0", (_QWEN, 2560)),
     _hub(
@@ -272,8 +263,6 @@ CATALOG: tuple[CatalogModel, ...] = (
         "Apache-2.0",
         (201_088, 2880),
         tied=False,
-        needs_models=True,
-        native_on_gpu=True,
     ),
     _hub(
         "qwen3-30b-a3b",
@@ -285,8 +274,6 @@ CATALOG: tuple[CatalogModel, ...] = (
         "Apache-2.0",
         (_QWEN, 2048),
         tied=False,
-        needs_models=True,
-        native_on_gpu=True,
     ),
     _hub(
         "qwen3-32b",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from tests.engine.loading.gguf_files import write_gguf
 GB = 10**9
 TOO_LARGE = (
     "qwen3-32b needs 20.9 GB of memory (19.8 GB for its weights in gguf) and 16.0 GB are free: "
-    "qwen3-14b of `syringa models --available` fits (10.9 GB)"
+    "gpt-oss-20b of `syringa models --available` fits (13.1 GB)"
 )
 
 
@@ -36,12 +35,6 @@ def downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setattr(startup_plan, "gpu_memories", list)
     monkeypatch.setattr(startup_plan, "kernel_variant", lambda: "avx2")
     return names
-
-
-@pytest.fixture
-def _no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find(name))
 
 
 @pytest.mark.parametrize("name", ["qwen", "other", "qwen3-4b", None])
@@ -89,31 +82,6 @@ def test_model_for_a_longer_context_than_the_catalog_has_is_downloaded(downloads
     assert downloads == ["qwen3-0.6b"]
 
 
-@pytest.mark.parametrize("arguments", [("run", "gemma-3-1b", "hi"), ("chat", "gemma-3-1b")])
-@pytest.mark.usefixtures("_no_transformers")
-def test_model_of_a_missing_extra_is_refused_before_its_download(
-    arguments: tuple[str, ...], downloads: list[str], error_of: Callable[..., str]
-) -> None:
-    assert error_of(*arguments) == (
-        "syringa: gemma-3-1b runs on transformers' definition of it, which is not installed: "
-        "pip install 'syringa[models]'\n"
-    )
-    assert downloads == []
-
-
-@pytest.mark.usefixtures("_no_transformers")
-def test_model_that_needs_the_extra_on_a_cpu_is_downloaded_for_a_gpu(
-    downloads: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ModelError, match=r"gpt-oss-20b runs on transformers' definition"):
-        ensure_model({"model": "gpt-oss-20b"}, None)
-    monkeypatch.setattr(startup_plan, "gpu_memories", lambda: [GpuMemory(70 * GB, 80 * GB, "0")])
-    ensure_model({"model": "gpt-oss-20b"}, None)
-    with pytest.raises(ModelError, match=r"gemma-3-1b runs on transformers' definition"):
-        ensure_model({"model": "gemma-3-1b"}, None)
-    assert downloads == ["gpt-oss-20b"]
-
-
 def test_pull_downloads_a_model_that_does_not_fit_with_a_warning(
     downloads: list[str], syringa: Callable[..., Result]
 ) -> None:
@@ -121,13 +89,6 @@ def test_pull_downloads_a_model_that_does_not_fit_with_a_warning(
     assert syringa("pull", "qwen3-8b") == (0, "", "")
     assert syringa("pull", "--offline", "qwen3-32b") == (0, "", "")
     assert downloads == ["qwen3-32b", "qwen3-8b", "qwen3-32b"]
-
-
-def test_models_available_says_which_models_need_the_extra(syringa: Callable[..., Result]) -> None:
-    lines = syringa("models", "--available").out.splitlines()
-    assert [line.split()[0] for line in lines if "syringa[models]" in line] == [
-        *("gemma-3-1b", "phi-4-mini", "gemma-3-4b", "gpt-oss-20b", "qwen3-30b-a3b")
-    ]
 
 
 UNITS = {"MB": 1e6, "GB": 1e9}

@@ -60,7 +60,6 @@ def test_right_entry_is_as_in_the_catalog(check: Check) -> None:
         ({"context": 8192}, "context 64, and 8192 in the catalog"),
         ({"cache_bytes": 32}, "cache bytes 16, and 32 in the catalog"),
         ({"license": "Apache-2.0"}, "license llama3.2, and apache-2.0 in the catalog"),
-        ({"needs_models": True}, "needs the extra False, and True in the catalog"),
         ({"vocabulary": 7}, "vocabulary 6, and 7 in the catalog"),
         ({"hidden": 16}, "hidden size 8, and 16 in the catalog"),
         (

@@ -39,5 +39,5 @@ def describe_alternatives(
 
 
 def _replaces(entry: catalog.CatalogModel, weights: int) -> bool:
-    """Return whether a model of the catalog is smaller, generates text, and needs nothing that is not installed."""
-    return entry.kind == "generate" and not entry.needs_models and entry.bytes < weights
+    """Return whether a model of the catalog is smaller and generates text."""
+    return entry.kind == "generate" and entry.bytes < weights

@@ -70,8 +70,6 @@ def check_catalog_model(entry: CatalogModel, spec: ModelSpec, config: Config) ->
     if options.engine == "vllm":
         return
     device = _expected_device(options, config)
-    if entry.needs_models and not (entry.native_on_gpu and device == "cuda"):
-        check_transformers(entry.name)
     _check_memory(estimate_model_size(entry), options, device)
 
 
@@ -85,14 +83,14 @@ def check_preview(preview: Preview, spec: ModelSpec, config: Config) -> None:
         native = True
         if preview.metadata.get("general.architecture"):  # else the beginning of the file did not tell
             architecture = check_architecture(preview.metadata, preview.model)
-            native = is_native({"model_type": architecture.model_type}, device)
+            native = is_native({"model_type": architecture.model_type})
         if not native:
             check_transformers(preview.model)
         size = estimate_gguf(preview, native=native, max_model_len=options.max_model_len or CONTEXT_SHOWN)
     else:
         description, size = read_folder(preview)
         embedding = modelfiles.read_embedding_spec(preview.folder) is not None
-        if not (size.native if embedding else is_native(description.config, device)):
+        if not (size.native if embedding else is_native(description.config)):
             check_transformers(preview.model)
             if not embedding and (reason := unsupported_reason(preview.folder.path)):
                 raise ModelError(f"{preview.model}: {reason}")
