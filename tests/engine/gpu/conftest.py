@@ -42,6 +42,7 @@ KERNEL_TESTS = [
     "test_fp8_cache.py",
     "test_fp8_decoder.py",
     "test_flashinfer_ops.py",
+    "test_gemma_decoder.py",
     "test_linear.py",
     "test_moe.py",
     "test_prefill_attention.py",

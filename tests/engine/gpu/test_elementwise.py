@@ -37,7 +37,8 @@ def test_add_rms_norm_updates_residual_and_norms_the_sum(dtype: torch.dtype, lim
 
 @dtypes
 @pytest.mark.parametrize(("rows", "width"), [(1, 64), (2, 1100), (3, 96)])
-def test_silu_mul_matches_reference(rows: int, width: int, dtype: torch.dtype, limit: float) -> None:
+@pytest.mark.parametrize("gate", ["silu_mul", "gelu_mul"])
+def test_gates_match_reference(rows: int, width: int, dtype: torch.dtype, limit: float, gate: str) -> None:
     gate_up = random(rows, 2 * width, dtype=dtype)
-    out = elementwise.silu_mul(gate_up, nan_filled(rows, width, dtype=dtype))
-    assert relative_error(out, reference.silu_mul(gate_up.double(), torch.float64)) < limit
+    out = getattr(elementwise, gate)(gate_up, nan_filled(rows, width, dtype=dtype))
+    assert relative_error(out, getattr(reference, gate)(gate_up.double(), torch.float64)) < limit
