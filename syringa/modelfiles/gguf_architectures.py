@@ -22,7 +22,7 @@ class GgufArchitecture(msgspec.Struct, frozen=True, kw_only=True):
 
     model_class: str
     model_type: str
-    native: bool = False  # runs on the native decoder, on any device
+    llama_like: bool = False  # its config has no other fields than those of Llama and its likes
     fields: dict[str, str] = {}  # config field → metadata key of a positive number that must be there
     optional_fields: dict[str, str] = {}  # the same, of a number that may be missing
     flags: dict[str, str] = {}  # config field → tensor that is there if the field is true
@@ -31,6 +31,7 @@ class GgufArchitecture(msgspec.Struct, frozen=True, kw_only=True):
     interleaved_rope: bool = False  # rows of q and k are in pairs for the rotary embedding, not in halves as here
     offset_norms: bool = False  # the file has 1 + weight of each norm
     experts: Experts = "none"
+    delta_nets: bool = False  # it has layers of linear attention
     windowed: bool = False  # attention has a sliding window, if the file states its size
     full_attention_every: int = 0  # layers without the window; 0: all have it
     wide_query_layers: int = 0  # queries are scaled by the head size, or by hidden ÷ heads with this many layers
@@ -42,14 +43,16 @@ _MOE_FIELDS = {"num_experts_per_tok": "expert_used_count"}
 _ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
 
 ARCHITECTURES: dict[str, GgufArchitecture] = {
-    "llama": GgufArchitecture(model_class="LlamaForCausalLM", model_type="llama", native=True, interleaved_rope=True),
-    "mistral": GgufArchitecture(model_class="MistralForCausalLM", model_type="mistral", native=True),
-    "qwen2": GgufArchitecture(model_class="Qwen2ForCausalLM", model_type="qwen2", native=True),
-    "qwen3": GgufArchitecture(model_class="Qwen3ForCausalLM", model_type="qwen3", native=True),
+    "llama": GgufArchitecture(
+        model_class="LlamaForCausalLM", model_type="llama", llama_like=True, interleaved_rope=True
+    ),
+    "mistral": GgufArchitecture(model_class="MistralForCausalLM", model_type="mistral", llama_like=True),
+    "qwen2": GgufArchitecture(model_class="Qwen2ForCausalLM", model_type="qwen2", llama_like=True),
+    "qwen3": GgufArchitecture(model_class="Qwen3ForCausalLM", model_type="qwen3", llama_like=True),
     "smollm3": GgufArchitecture(
         model_class="SmolLM3ForCausalLM",
         model_type="smollm3",
-        native=True,
+        llama_like=True,
         interleaved_rope=True,
     ),
     "gemma": GgufArchitecture(model_class="GemmaForCausalLM", model_type="gemma", offset_norms=True),
@@ -100,6 +103,25 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
         flags=_ATTENTION_BIAS,
         constants={"norm_topk_prob": True},
         experts="stacked",
+    ),
+    "qwen35": GgufArchitecture(
+        model_class="Qwen3_5ForCausalLM",
+        model_type="qwen3_5_text",
+        flags=_ATTENTION_BIAS,
+        delta_nets=True,
+    ),
+    "qwen35moe": GgufArchitecture(
+        model_class="Qwen3_5MoeForCausalLM",
+        model_type="qwen3_5_moe_text",
+        fields={
+            **_MOE_FIELDS,
+            "num_experts": "expert_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        },
+        flags=_ATTENTION_BIAS,
+        experts="stacked",
+        delta_nets=True,
     ),
     "gpt-oss": GgufArchitecture(
         model_class="GptOssForCausalLM",
@@ -159,7 +181,7 @@ MIXTRAL = GgufArchitecture(
 
 # Mistral with a sliding window is "llama", too; Llama itself has none.
 WINDOWED_LLAMA = GgufArchitecture(
-    model_class="MistralForCausalLM", model_type="mistral", native=True, interleaved_rope=True
+    model_class="MistralForCausalLM", model_type="mistral", llama_like=True, interleaved_rope=True
 )
 
 

@@ -72,9 +72,11 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     ):
         if name in file.tensors and file.tensors[name].shape[0] != size:
             raise reader.wrong(key, size)
-    if architecture.native:
-        return config | _native_fields(reader, config, rotated)
-    return config | _hf_fields(reader, architecture, config, rotated)
+    if architecture.delta_nets:
+        config |= _delta_net_fields(reader, config["num_hidden_layers"])
+    if architecture.llama_like:
+        return config | _llama_fields(reader, config, rotated)
+    return config | _other_fields(reader, architecture, config, rotated)
 
 
 def _epsilon(reader: _GgufMetadata, architecture: GgufArchitecture) -> float:
@@ -82,8 +84,8 @@ def _epsilon(reader: _GgufMetadata, architecture: GgufArchitecture) -> float:
     return reader.number(f"attention.{kind}", below=1.0)
 
 
-def _native_fields(reader: _GgufMetadata, config: dict[str, Any], rotated: int) -> dict[str, Any]:
-    """Return the rest of the config of a model that runs on the native decoder."""
+def _llama_fields(reader: _GgufMetadata, config: dict[str, Any], rotated: int) -> dict[str, Any]:
+    """Return the rest of the config of a model like Llama."""
     tensors, model_type = reader.file.tensors, config["model_type"]
     fields: dict[str, Any] = {
         "rope_theta": reader.number("rope.freq_base", 10000.0, above=1.0),
@@ -102,10 +104,10 @@ def _native_fields(reader: _GgufMetadata, config: dict[str, Any], rotated: int) 
     return fields
 
 
-def _hf_fields(
+def _other_fields(
     reader: _GgufMetadata, architecture: GgufArchitecture, config: dict[str, Any], rotated: int
 ) -> dict[str, Any]:
-    """Return the rest of the config of a model that runs on the definition of `transformers`, by its architecture."""
+    """Return the rest of the config of another model, by its architecture."""
     fields: dict[str, Any] = dict(architecture.constants)
     fields["pad_token_id"] = _token_id(reader.file, "padding")
     for name, key in architecture.fields.items():
@@ -129,6 +131,28 @@ def _hf_fields(
     else:
         fields["rope_parameters"] = rope
     return fields | _windows(reader, architecture, config["num_hidden_layers"])
+
+
+def _delta_net_fields(reader: _GgufMetadata, layers: int) -> dict[str, Any]:
+    """Return the fields of a model with gated delta nets, without its layers that predict more than one token."""
+    layers -= reader.integer("nextn_predict_layers", 0, minimum=0)
+    heads, width = reader.integer("ssm.time_step_rank"), reader.integer("ssm.inner_size")
+    if width % heads or layers < 1:
+        raise reader.wrong(
+            "ssm.inner_size" if width % heads else "nextn_predict_layers", width if width % heads else layers
+        )
+    every = reader.integer("full_attention_interval", 4)
+    return {
+        "num_hidden_layers": layers,
+        "linear_num_key_heads": reader.integer("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": reader.integer("ssm.state_size"),
+        "linear_value_head_dim": width // heads,
+        "linear_conv_kernel_dim": reader.integer("ssm.conv_kernel"),
+        "layer_types": ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(layers)],
+        "tiled_linear_values": True,
+        "hidden_act": "silu",
+    }
 
 
 def _windows(reader: _GgufMetadata, architecture: GgufArchitecture, layers: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from syringa.engine.gpu.packed_weight import PackedWeight, concat_quantized, pac
 from syringa.engine.loading.device_copy import copy_weight
 from syringa.engine.loading.quantized import ReadQuantized
 from syringa.engine.models.config import DecoderConfig
-from syringa.engine.models.delta_rule import read_delta_net_parameters
+from syringa.engine.models.delta_rule import read_delta_net_parameters, tiled_order
 from syringa.engine.models.layers import ReadWeight
 
 
@@ -61,6 +61,15 @@ def load_gpu_decoder(
                 return joined, fused(prefix, ("b", "a"), False)
         return fused(prefix, ("qkv", "z", "b", "a"), False), None
 
+    def delta_net_output(prefix: str) -> GpuLinear:
+        assert config.delta_net is not None
+        if not config.tiled_values:
+            return fused(prefix, ("out",), False)
+        stored = on_device(f"{prefix}out_proj.weight")
+        weight = torch.empty_like(stored)
+        weight[:, tiled_order(config.delta_net).to(device)] = stored
+        return GpuLinear(pack_fp8(weight) if fp8 else weight)
+
     def load_mlp(prefix: str) -> GpuMlp:
         return GpuMlp(fused(prefix, ("gate", "up"), config.mlp_bias), fused(prefix, ("down",), config.mlp_bias))
 
@@ -101,7 +110,7 @@ def load_gpu_decoder(
         gates = None
         if linear:
             qkv, gates = delta_net_inputs(f"{prefix}linear_attn.")
-            out = fused(f"{prefix}linear_attn.", ("out",), False)
+            out = delta_net_output(f"{prefix}linear_attn.")
         else:
             qkv = fused(attention, projections, config.qkv_bias)
             out = fused(attention, ("o",), config.out_bias)

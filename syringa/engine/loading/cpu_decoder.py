@@ -13,6 +13,7 @@ from syringa.engine.cpu.layers.linear import (
     DenseLinear,
     Gate,
     Int8Linear,
+    JoinedLinear,
     LinearLayer,
     TorchLinear,
 )
@@ -59,6 +60,8 @@ def load_cpu_decoder(
         if gguf is not None and (blocks := _matching_blocks(gguf, names, gate is not None)):
             assert kernels is not None  # checked by choose_dtype
             return BlockLinear(kernels, blocks, bias, gate=fused_gate)
+        if gguf is not None and gate is None and bias is None and any(gguf.blocks(name) for name in names):
+            return JoinedLinear([make_linear([name], None) for name in names])  # those in blocks stay so
         if dtype in ("int8", "gguf"):
             assert kernels is not None
             stored = [_stored_tensor(weights, name, files.path) for name in names]

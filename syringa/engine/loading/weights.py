@@ -74,8 +74,10 @@ def open_weights(files: ModelFiles, config: dict[str, Any], kernels: Kernels | N
     if files.kind == "gguf":
         if config.get("model_type") in LLAMA_TYPES:
             return GgufWeights(files, config, kernels)
-        from syringa.engine.loading.gguf_parameters import GgufParameters  # slow to import
+        from syringa.engine.loading.gguf_parameters import GgufHybrid, GgufParameters  # slow to import
 
+        if config.get("model_type") in HYBRID_TYPES:
+            return GgufHybrid(files, config, kernels)
         return GgufParameters(files, config, kernels, native=is_native(config))
     folder = SafetensorsWeights(Path(files.path))
     quantization = read_quantization(config)
@@ -123,17 +125,16 @@ class GgufWeights:
         return None
 
     def __call__(self, name: str) -> torch.Tensor:
-        tensor = self.read(self.info(name))
-        heads = self._interleaved_heads(name)
-        return _deinterleave_rope(tensor, heads) if heads else tensor
+        tensor, order = self.read(self.info(name)), self.row_order(name)
+        return tensor if order is None else tensor[order]
 
     def blocks(self, name: str) -> BlockTensor | None:
         """Return a matrix as it is quantized in the file; None if the compiled kernels cannot multiply its type."""
-        return self.read_blocks(self.info(name), self._interleaved_heads(name)) if self.has(name) else None
+        return self.read_blocks(self.info(name), self.row_order(name)) if self.has(name) else None
 
     def stored(self, name: str) -> BlockTensor | None:
         """Return a matrix as it is in the file; None if the compiled kernels cannot read its type."""
-        return self.read_blocks(self.info(name), self._interleaved_heads(name), STORED_TYPES)
+        return self.read_blocks(self.info(name), self.row_order(name), STORED_TYPES)
 
     def info(self, name: str) -> TensorInfo:
         """Return where a tensor is in the file. Raise `ModelError` if it is missing."""
@@ -161,16 +162,24 @@ class GgufWeights:
         return torch.from_numpy(self._dequantize(info).reshape(tuple(reversed(info.shape))))
 
     def read_blocks(
-        self, info: TensorInfo, interleaved_heads: int = 0, types: Container[str] = frozenset(BLOCK_TYPES)
+        self, info: TensorInfo, order: torch.Tensor | None = None, types: Container[str] = frozenset(BLOCK_TYPES)
     ) -> BlockTensor | None:
-        """Return a matrix as it is in the file; None if its type is not one of `types`."""
+        """Return a matrix as it is in the file; None if its type is not one of `types`.
+
+        `order`: of its rows, or of some of them.
+        """
         if info.type not in types or len(info.shape) != 2:
             return None
         inputs, rows = info.shape
-        order = None
-        if interleaved_heads:
-            order = _deinterleave_rope(torch.arange(rows, dtype=torch.int32), interleaved_heads).numpy()
-        return BlockTensor(self._label(info), info.type, rows, inputs, self._bytes(info), order)
+        if order is None:
+            return BlockTensor(self._label(info), info.type, rows, inputs, self._bytes(info))
+        numbers = order.to(torch.int32).numpy()
+        return BlockTensor(self._label(info), info.type, len(order), inputs, self._bytes(info), numbers)
+
+    def row_order(self, name: str) -> torch.Tensor | None:
+        """Return the rows that a tensor has in the file, by its own rows; None if they are the same."""
+        heads = self._interleaved_heads(name)
+        return _deinterleave_rope(torch.arange(self.info(name).shape[-1]), heads) if heads else None
 
     def _label(self, info: TensorInfo) -> str:
         return f"{info.file}: {info.name}"

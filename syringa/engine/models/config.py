@@ -119,6 +119,7 @@ class DecoderConfig:
     sinks: bool = False  # attention has a learned logit per head that joins the softmax's denominator
     output_gate: bool = False  # attention's output is multiplied by a sigmoid of gates that are projected like queries
     delta_net: DeltaNetShape | None = None  # of the layers of linear attention
+    tiled_values: bool = False  # the delta nets' output projections have the first value head of each key head first
     linear: tuple[bool, ...] = field(default=())  # whether a layer is a gated delta net instead of attention
     shared_intermediate: int = 0  # of an expert that every token uses, weighted by a sigmoid; 0: there is none
 
@@ -309,7 +310,8 @@ def _hybrid(config: dict[str, Any], layers: int) -> dict[str, Any]:
     shared = config.get("shared_expert_intermediate_size", 512) if has_experts(config) else 0
     if type(shared) is not int or not 0 <= shared <= _MAX_SIZE:
         raise ModelError(f"config.json: shared_expert_intermediate_size is {shared!r}")
-    return {"delta_net": shape, "linear": linear, "shared_intermediate": shared}
+    tiled = bool(config.get("tiled_linear_values"))
+    return {"delta_net": shape, "linear": linear, "shared_intermediate": shared, "tiled_values": tiled}
 
 
 def _experts(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:

@@ -46,6 +46,12 @@ def read_delta_net_parameters(prefix: str, weight: Callable[[str], torch.Tensor]
     )
 
 
+def tiled_order(shape: DeltaNetShape) -> torch.Tensor:
+    """Return the values of a token by heads: the first of each key head, then the second ones, and so on."""
+    values = torch.arange(shape.value_width).view(shape.key_heads, -1, shape.value_size)
+    return values.transpose(0, 1).flatten()
+
+
 class DeltaInputs(NamedTuple):
     """Inputs of the delta rule for the tokens of a sequence, in fp32. Queries are scaled."""
 

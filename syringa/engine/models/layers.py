@@ -24,7 +24,7 @@ from syringa.engine.cpu.layers.rotary import rotary_tables
 from syringa.engine.cpu.native import Kernels
 from syringa.engine.execution.batch import StepTensors
 from syringa.engine.models.config import DecoderConfig
-from syringa.engine.models.delta_rule import DeltaNetParameters, read_delta_net_parameters
+from syringa.engine.models.delta_rule import DeltaNetParameters, read_delta_net_parameters, tiled_order
 
 ReadWeight = Callable[[str], torch.Tensor]  # a tensor by its Hugging Face name
 
@@ -103,6 +103,7 @@ class GatedDeltaNet:
     project: LinearLayer  # rows [q | k | v | z | b | a]
     parameters: DeltaNetParameters
     out: OutputLinear
+    order: torch.Tensor | None  # of the values, for `out`; None: that of the heads
 
     def __call__(
         self,
@@ -117,7 +118,7 @@ class GatedDeltaNet:
         mixed = self.op(self.project(normed), self.parameters, step, *states)
         if kept is not None:
             mixed, x = mixed[kept], x[kept]
-        self.out(mixed, x)
+        self.out(mixed if self.order is None else mixed[:, self.order], x)
         return x
 
 
@@ -219,7 +220,10 @@ def load_layers(
         prefix = f"model.layers.{layer}.linear_attn."
         project = fused(prefix, ("qkv", "z", "b", "a"))
         parameters = read_delta_net_parameters(prefix, weight)
-        return GatedDeltaNet(op, state, project, parameters, OutputLinear(fused(prefix, ("out",)), None, ops, eps))
+        out = OutputLinear(fused(prefix, ("out",)), None, ops, eps)
+        return GatedDeltaNet(
+            op, state, project, parameters, out, tiled_order(config.delta_net) if config.tiled_values else None
+        )
 
     layers: list[DecoderLayer] = []
     for i in range(config.layers):

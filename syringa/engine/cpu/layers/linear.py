@@ -212,6 +212,17 @@ class BlockLinear(NativeLinear):
         super().__init__(kernels, address, outputs, tensors[0].inputs, bias, gate)
 
 
+class JoinedLinear:
+    """Layers whose outputs are side by side."""
+
+    def __init__(self, layers: Sequence[LinearLayer]) -> None:
+        self.layers = layers
+
+    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        y = torch.cat([layer(x) for layer in self.layers], dim=1)
+        return y if add_to is None else add_to.add_(y)
+
+
 class BlockEmbedding:
     """An embedding in quantized blocks: the rows of a `BlockLinear`, which may be the output layer as well."""
 
