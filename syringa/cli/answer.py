@@ -8,9 +8,9 @@ import time
 import msgspec
 from rich.console import Console
 from rich.live import Live
-from rich.markdown import Markdown
 from rich.text import Text
 
+from syringa.cli.markdown import AnswerMarkdown
 from syringa.cli.source import TextChunk
 from syringa.cli.word_wrap import WordWrapper
 
@@ -86,7 +86,7 @@ class AnswerPrinter:
         complete, self._block = split_blocks(self._block)
         if complete:
             self._clear()
-            self._console.print(Markdown(complete))
+            self._console.print(AnswerMarkdown(complete))
             self._console.print()
         self._show_incomplete()
 
@@ -116,7 +116,7 @@ class AnswerPrinter:
     def _finish_block(self) -> None:
         self._clear()
         if self._markdown and self._block.strip():
-            self._console.print(Markdown(self._block))
+            self._console.print(AnswerMarkdown(self._block))
         self._block = ""
 
     def _clear(self) -> None:

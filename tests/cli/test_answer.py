@@ -94,11 +94,13 @@ def test_printer_wraps_words_in_a_terminal_that_shows_no_markdown() -> None:
     assert printer.text.startswith("A long line that **is** too wide for a terminal")
 
 
-def test_printer_shows_an_incomplete_block_at_the_end() -> None:
+def test_printer_shows_an_incomplete_block_before_and_at_the_end() -> None:
     console, output = terminal()
     with AnswerPrinter(console) as printer:
         printer.feed(TextChunk(text="partial answer"))
         assert printer.text == "partial answer"
+        assert "partial answer" in output.getvalue()
+        output.truncate(output.seek(0))
     assert "partial answer" in output.getvalue()
 
 
