@@ -236,7 +236,7 @@ def test_chat_help_lists_the_commands(
     for command, text in (
         ("/system TEXT", "set the system message; without TEXT, remove it"),
         ("/reset", "start a new conversation"),
-        ("/save FILE", "write the conversation to a file, as Markdown"),
+        ("/save FILE", "write the conversation to a new file, as Markdown"),
         ("/help", "show this help"),
         ("/exit", "quit; so does Ctrl-D"),
     ):
@@ -383,6 +383,13 @@ def test_run_reads_standard_input(engine: FakeEngine, monkeypatch: pytest.Monkey
     assert run("run", "default", "--max-tokens", "3") == 0
     monkeypatch.setattr("sys.stdin", io.StringIO(" "))
     assert run("run", "default") == 1
+
+
+def test_run_and_complete_read_bytes_that_are_no_text(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in (("run", "default"), ("complete",)):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
+        assert run(*arguments, "--max-tokens", "3") == 0
+    assert [bytes(request.prompt).decode() for request in engine.requests] == ["u:caf\ufffd;", "caf\ufffd"]
 
 
 def test_run_refuses_a_path_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:

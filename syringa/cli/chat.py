@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from syringa.cli.answer import AnswerPrinter
 from syringa.cli.fields import to_fields
+from syringa.cli.input_text import accept_any_bytes, replace_undecodable
 from syringa.cli.models import ensure_model
 from syringa.cli.source import TextSource, open_source
 from syringa.cli.startup import loading_status, terminal_plan
@@ -20,7 +22,7 @@ from syringa.modelfiles.locate import models_dir
 HELP = """\
   /system TEXT   set the system message; without TEXT, remove it
   /reset         start a new conversation
-  /save FILE     write the conversation to a file, as Markdown
+  /save FILE     write the conversation to a new file, as Markdown
   /help          show this help
   /exit          quit; so does Ctrl-D
   Ctrl-C stops an answer. A line that ends in \\ continues on the next line;
@@ -44,13 +46,14 @@ def run(
     console = Console(highlight=False)
     if url is None:
         ensure_model(settings, file)
+    accept_any_bytes()
     with asyncio.Runner() as runner, _history():
         stack = contextlib.AsyncExitStack()
         try:
             with loading_status(console) as (_, show):
                 opened = open_source(settings, file, url, key, terminal_plan(console), show)
                 source = runner.run(stack.enter_async_context(opened))
-            console.print(f"[bold]{source.name}[/bold]  [dim]/help for help, Ctrl-D to quit[/dim]")
+            console.print(f"[bold]{escape(source.name)}[/bold]  [dim]/help for help, Ctrl-D to quit[/dim]")
             ChatSession(source, fields, console, runner, system).loop()
         finally:
             runner.run(stack.aclose())
@@ -65,8 +68,9 @@ class ChatSession:
     ) -> None:
         self._source, self._fields = source, fields
         self._console, self._runner = console, runner
-        self._system = system
+        self._system = replace_undecodable(system) if system else None
         self._messages: list[dict[str, Any]] = []
+        self._saved: set[Path] = set()  # files that this chat has written, and may write again
 
     def loop(self) -> None:
         while True:
@@ -120,7 +124,7 @@ class ChatSession:
             self._console.print("\n[dim](stopped)[/dim]")
         except (RequestError, EngineError) as error:
             self._messages.pop()
-            self._console.print(f"[red]{error.message}[/red]")
+            self._console.print(error.message, style="red", markup=False)
             return
         except SyringaError:
             self._messages.pop()
@@ -133,11 +137,18 @@ class ChatSession:
             return
         messages = [*([{"role": "system", "content": self._system}] if self._system else []), *self._messages]
         text = "\n".join(f"## {message['role']}\n\n{message['content'].strip()}\n" for message in messages)
+        content = text.encode(errors="replace")
         try:
-            Path(name).expanduser().write_text(text)
-        except OSError as error:
-            self._console.print(f"{name} cannot be written: {error.strerror or error}", markup=False)
+            path = Path(name).expanduser().absolute()
+            with path.open("wb" if path in self._saved else "xb") as file:
+                file.write(content)
+        except FileExistsError:
+            self._console.print(f"{name} exists already: choose another name.", markup=False)
+        except (OSError, RuntimeError, ValueError) as error:  # also below an unknown home, or with a null character
+            reason = getattr(error, "strerror", None) or error
+            self._console.print(f"{name} cannot be written: {reason}", markup=False)
         else:
+            self._saved.add(path)
             self._console.print(f"Saved to {name}.", markup=False, style="dim")
 
     async def _answer(self, printer: AnswerPrinter) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from syringa.cli.fields import to_fields
+from syringa.cli.input_text import accept_any_bytes, replace_undecodable
 from syringa.cli.source import TextSource, open_source
 from syringa.cli.startup import loading_status
 from syringa.errors import ConfigError
@@ -31,7 +32,9 @@ def run(
     if text is None:
         if sys.stdin.isatty():
             raise ConfigError('no text given: pass one, as in syringa complete "Once upon a time"')
+        accept_any_bytes()
         text = sys.stdin.read()
+    text = replace_undecodable(text)
     fields = {"max_tokens": DEFAULT_TOKENS, **to_fields(options), "prompt": text, "echo": echo}
     console = Console(stderr=True)
 

@@ -29,10 +29,11 @@ def list_models() -> None:
     for known in modelfiles.known_models():
         if known.present:
             path = known.path or ""
-            table.add_row(known.name, _kind(known.name, path), known.architecture or "", decimal(known.size), path)
+            cells = known.name, _kind(known.name, path), known.architecture or "", decimal(known.size), path
+            table.add_row(*map(escape, cells))
         else:
             where = f"{known.path} is incomplete" if known.path else f"not downloaded: syringa pull {known.name}"
-            table.add_row(known.name, "", "", "", f"[dim]{where}[/dim]")
+            table.add_row(escape(known.name), "", "", "", f"[dim]{escape(where)}[/dim]")
     # As wide as necessary: a path that is broken into lines cannot be copied.
     console = Console(width=400)
     console.print(table, soft_wrap=True)
@@ -163,9 +164,9 @@ def download(model: str, *, offline: bool = False, note: str = "") -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     quiet = not console.is_terminal
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=quiet) as progress:
-        task = progress.add_task(f"Downloading {model}", total=None)
+        task = progress.add_task(escape(f"Downloading {model}"), total=None)
         files = modelfiles.pull(
             model, lambda done, total: progress.update(task, completed=done, total=total or None), offline=offline
         )
-    console.print(f"{files.name} is at {files.path}{note}", highlight=False, soft_wrap=True)
+    console.print(f"{files.name} is at {files.path}{note}", highlight=False, markup=False, soft_wrap=True)
     modelfiles.describe(files)

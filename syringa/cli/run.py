@@ -13,6 +13,7 @@ from rich.console import Console
 from syringa.cli import chat
 from syringa.cli.answer import AnswerPrinter
 from syringa.cli.fields import to_fields
+from syringa.cli.input_text import accept_any_bytes, replace_undecodable
 from syringa.cli.models import ensure_model
 from syringa.cli.source import open_source
 from syringa.cli.startup import loading_status, terminal_plan
@@ -31,15 +32,16 @@ def run(
     if question is None:
         if sys.stdin.isatty():
             return chat.run(settings, options, file, url, key, system)
+        accept_any_bytes()
         question = sys.stdin.read()
     if not question.strip():
         raise ConfigError("the question is empty")
     if url is None:
         ensure_model(settings, file)
     fields = {**chat.CHAT_SAMPLING, **to_fields(options)}
-    messages = [{"role": "user", "content": question}]
+    messages = [{"role": "user", "content": replace_undecodable(question)}]
     if system:
-        messages.insert(0, {"role": "system", "content": system})
+        messages.insert(0, {"role": "system", "content": replace_undecodable(system)})
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
 
     async def work() -> None:

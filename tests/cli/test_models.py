@@ -133,3 +133,13 @@ def test_model_that_fits_without_its_embedding_only_is_not_downloaded(
     with pytest.raises(ModelError, match=r"qwen3-1.7b needs 3\.\d\d GB of memory \(2\.32 GB for its weights in int8\)"):
         ensure_model({"model": "qwen3-1.7b"}, None)
     assert downloads == []
+
+
+def test_names_are_printed_as_they_are(tmp_path: Path, syringa: Callable[..., Result]) -> None:
+    folder = tmp_path / "empty" / "models"
+    folder.mkdir(parents=True)
+    write_gguf(folder / "tiny[b].gguf")
+    (folder / "broken[b].gguf").touch()
+    out = syringa("models").out
+    assert f"{folder}/tiny[b].gguf" in out
+    assert f"{folder}/broken[b].gguf is incomplete" in out
