@@ -147,8 +147,8 @@ def pull(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A name of `syringa models --available`, or org/repo, org/repo:Q4_K_M or org/repo/file.gguf of the "
-            "Hugging Face Hub.",
+            help="A name of `syringa models --available`, or org/repo, org/repo:Q4_K_M, org/repo/file.gguf or an "
+            "address of the Hugging Face Hub.",
         ),
     ] = "default",
     offline: Annotated[bool, typer.Option("--offline", help="Only check that the model is on this machine.")] = False,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from typing import Literal
 
 import msgspec
@@ -10,6 +12,8 @@ from syringa.modelfiles.variants import HubName
 from syringa.types import ModelKind
 
 CONTEXT_SHOWN = 8192  # tokens of the cache in the memory that is shown
+_SEPARATORS = re.compile("[:_-]")  # of the parts of a name
+_LATEST = ":latest"  # Ollama's tag of a model without a tag
 _UNITS = {"M": 1e6, "B": 1e9}  # of numbers of weights
 
 
@@ -314,6 +318,16 @@ CATALOG: tuple[CatalogModel, ...] = (
 
 
 def find(name: str) -> CatalogModel | None:
-    """Return the model of the catalog with this name."""
-    wanted = name.lower()
-    return next((model for model in CATALOG if model.name == wanted), None)
+    """Return the model of the catalog with this name, also as Ollama writes it: `qwen3:4b`, `llama3.2:1b`."""
+    wanted = _without_separators(name)
+    return next((model for model in CATALOG if _without_separators(model.name) == wanted), None)
+
+
+def find_closest(name: str) -> CatalogModel | None:
+    """Return the model of the catalog whose name is most like this one; None if none is."""
+    found = difflib.get_close_matches(name.lower(), [model.name for model in CATALOG], 1)
+    return find(found[0]) if found else None
+
+
+def _without_separators(name: str) -> str:
+    return _SEPARATORS.sub("", name.lower().removesuffix(_LATEST))

@@ -12,7 +12,7 @@ import msgspec
 from syringa.errors import ModelError
 from syringa.modelfiles import catalog
 from syringa.modelfiles.gguf import read_gguf
-from syringa.modelfiles.variants import HubName, gguf_variants, parse_hub_name, select_gguf
+from syringa.modelfiles.variants import HubName, gguf_variants, parse_hub_name, select_gguf, strip_address
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 SAFETENSORS_INDEX = "model.safetensors.index.json"  # maps tensors to files of sharded models
@@ -65,10 +65,21 @@ def locate(model: str) -> ModelFiles:
     if pulled is not None and pulled.is_file():
         return _gguf(pulled, entry.name if entry is not None else model)
     if (name := hub_name(model)) is not None:
-        return _in_hub_cache(name, model)
+        return _in_hub_cache(name, entry.name if entry is not None else strip_address(model))
     if entry is not None:
-        raise ModelError(f"the model {model} is not here yet: run `syringa pull {model}`")
-    raise ModelError(f"{model}: no such file or folder; `syringa models` lists the models that are here")
+        raise ModelError(f"the model {entry.name} is not here yet: run `syringa pull {entry.name}`")
+    raise ModelError(_describe_unknown(model))
+
+
+def _describe_unknown(model: str) -> str:
+    if model.endswith(".gguf") or model.startswith((".", "~", os.sep)):
+        return f"{model}: no such file or folder; `syringa models` lists the models that are here"
+    closest = catalog.find_closest(model)
+    hint = f": did you mean {closest.name}?" if closest is not None else ";"
+    return (
+        f"{model}: no such file or folder, and no model has this name{hint} `syringa models --available` lists the "
+        "models that can be pulled, and `syringa models` those that are here"
+    )
 
 
 def existing_path(model: str) -> Path | None:

@@ -10,6 +10,9 @@ import msgspec
 from syringa.errors import ModelError
 
 _NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w.-]+)|/([\w./-]+\.gguf))?", re.IGNORECASE | re.ASCII)
+_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/", re.IGNORECASE)
+_PAGE = re.compile(r"([^/]+/[^/]+)/(?:tree|blob|resolve)/main(?=/|$)")
+_LATEST = ":latest"  # Ollama's tag for the variant that is chosen here
 _MAX_REPOSITORY = 200  # characters; it becomes the name of a folder, and the Hub allows 96 on either side of the slash
 _QUANTIZATION = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*))$", re.IGNORECASE)
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})$")
@@ -35,8 +38,22 @@ class HubName(msgspec.Struct, frozen=True):
         return f"{self.repository}:{self.variant}" if self.variant else self.repository
 
 
+def strip_address(model: str) -> str:
+    """Return the name on the Hub in the address of a repository or of a file, or `model` if it is none.
+
+    `hf.co/org/repo:Q4_K_M` is `org/repo:Q4_K_M`, https://huggingface.co/org/repo/blob/main/file.gguf is
+    `org/repo/file.gguf`.
+    """
+    address = _ADDRESS.match(model)
+    if address is None:
+        return model
+    name = re.split("[?#]", model[address.end() :], maxsplit=1)[0].rstrip("/")
+    return _PAGE.sub(r"\1", name).removesuffix(_LATEST)
+
+
 def parse_hub_name(model: str) -> HubName | None:
-    """Return what `org/repo`, `org/repo:Q4_K_M`, `org/repo:file.gguf` or `org/repo/file.gguf` refers to."""
+    """Return what `org/repo`, `org/repo:Q4_K_M`, `org/repo:file.gguf`, `org/repo/file.gguf` or an address refers to."""
+    model = strip_address(model)
     match = _NAME.fullmatch(model)
     if match is None or ".." in model or len(match[1]) > _MAX_REPOSITORY:
         return None

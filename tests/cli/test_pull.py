@@ -243,6 +243,15 @@ def test_missing_repository_is_one_line(error_of: Callable[..., str]) -> None:
         assert error_of(*command).startswith("syringa: org/missing is not on the Hugging Face Hub")
 
 
+@pytest.mark.parametrize("name", ["hf.co/org/llama-GGUF:Q4_K_M", "https://huggingface.co/org/llama-GGUF"])
+@pytest.mark.usefixtures("hub")
+def test_pull_takes_addresses(name: str, syringa: Callable[..., Result]) -> None:
+    result = syringa("pull", name)
+    assert result.status == 0
+    assert "org/llama-GGUF" in result.err
+    assert locate("org/llama-GGUF").path in result.err
+
+
 def test_vllm_decides_itself_what_runs(hub: FakeHub) -> None:
     add_folder(hub, MAMBA_CONFIG)
     Path("syringa.toml").write_text('[[models]]\nid = "mamba"\npath = "org/folder"\nengine = "vllm"\n')

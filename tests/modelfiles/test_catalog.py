@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from syringa.engine.embedding.size import is_native_embedding
 from syringa.engine.models.config import is_native
 from syringa.modelfiles import catalog
@@ -36,6 +38,29 @@ def test_all_models_run_natively() -> None:
             assert is_native({"model_type": ARCHITECTURES[ARCHITECTURE[model.name]].model_type}), model.name
         else:
             assert is_native_embedding({"model_type": "bert"})
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("qwen3:4b", "qwen3-4b"),
+        ("QWEN3-4B", "qwen3-4b"),
+        ("llama3.2:3b", "llama-3.2-3b"),
+        ("gpt-oss:20b", "gpt-oss-20b"),
+        ("phi4-mini:latest", "phi-4-mini"),
+        ("qwen2.5-coder:1.5b", "qwen2.5-coder-1.5b"),
+    ],
+)
+def test_models_are_found_by_the_names_of_ollama(name: str, found: str) -> None:
+    model = catalog.find(name)
+    assert model is not None
+    assert model.name == found
+
+
+def test_names_differ_in_more_than_separators() -> None:
+    assert all(catalog.find(model.name) is model for model in catalog.CATALOG)
+    assert catalog.find("qwen3-5b") is None
+    assert catalog.find("org/qwen3-4b") is None
 
 
 def test_models_are_in_the_order_of_their_size() -> None:

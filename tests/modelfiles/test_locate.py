@@ -10,7 +10,7 @@ import pytest
 from syringa.errors import ModelError
 from syringa.modelfiles import can_pull
 from syringa.modelfiles import locate as locate_model
-from syringa.modelfiles.locate import DEFAULT_MODEL, DEFAULT_MODEL_FILE, default_path, known_models
+from syringa.modelfiles.locate import DEFAULT_MODEL, DEFAULT_MODEL_FILE, default_path, hub_name, known_models
 
 from .gguf_builder import TENSORS, gguf, llama
 
@@ -89,6 +89,67 @@ def test_locate_hub_snapshot(tmp_path: Path) -> None:
     files = locate_model("org/name")
     assert (files.name, files.path, files.kind) == ("org/name", str(folder), "folder")
     assert [model.name for model in known_models()] == [DEFAULT_MODEL, "org/name"]
+
+
+@pytest.mark.parametrize(
+    ("name", "closest"),
+    [("qwen3-5b", "qwen3-"), ("Qwen3-4B-Instruct", "qwen3-4b"), ("lama-3.2-3b", "llama-3.2-3b")],
+)
+def test_unknown_name_gets_the_closest_one(name: str, closest: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        locate_model(name)
+    assert caught.value.message.startswith(
+        f"{name}: no such file or folder, and no model has this name: did you mean {closest}"
+    )
+    assert "`syringa models --available` lists the models that can be pulled" in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["./m.gguf", "qwen3.gguf", "/no/such/folder", "~/m"])
+def test_missing_path_gets_no_other_name(name: str) -> None:
+    with pytest.raises(ModelError, match=f"^{name}: no such file or folder; `syringa models` lists the models that"):
+        locate_model(name)
+
+
+def test_name_that_is_like_no_other_gets_the_list() -> None:
+    with pytest.raises(ModelError, match="and no model has this name; `syringa models --available` lists the models"):
+        locate_model("zzzzzzzz")
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("hf.co/org/x-GGUF:Q4_K_M", "org/x-GGUF:Q4_K_M"),
+        ("https://huggingface.co/org/x", "org/x"),
+        ("https://huggingface.co/org/x/", "org/x"),
+        ("https://huggingface.co/org/x/tree/main", "org/x"),
+        ("https://www.huggingface.co/org/x/blob/main/q/x.gguf", "org/x:q/x.gguf"),
+        ("http://hf.co/org/x/resolve/main/x.gguf?download=true", "org/x:x.gguf"),
+        ("HuggingFace.co/org/x:latest", "org/x"),
+        ("qwen3:4b", "Qwen/Qwen3-4B-GGUF:Q4_K_M"),
+    ],
+)
+def test_name_on_the_hub_of_an_address(model: str, name: str) -> None:
+    assert str(hub_name(model)) == name
+    assert can_pull(model)
+    with pytest.raises(ModelError, match="and no copy in the Hugging Face cache: run `syringa pull "):
+        locate_model(model)
+
+
+@pytest.mark.parametrize("model", ["https://huggingface.co/org", "https://huggingface.co/org/x/tree/dev", "hf.co/"])
+def test_other_addresses_name_no_model(model: str) -> None:
+    assert not can_pull(model)
+
+
+def test_model_of_an_address_has_the_name_on_the_hub(tmp_path: Path) -> None:
+    make_folder(tmp_path / "hub" / "models--org--name" / "snapshots" / "abc")
+    assert locate_model("https://huggingface.co/org/name").name == "org/name"
+
+
+def test_model_of_the_catalog_has_its_name_there(tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub" / "models--Qwen--Qwen3-4B-GGUF" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "Qwen3-4B-Q4_K_M.gguf").write_bytes(gguf(llama(), TENSORS))
+    assert locate_model("qwen3:4b").name == "qwen3-4b"
 
 
 def broken(folder: Path, name: str) -> str:

@@ -13,9 +13,8 @@ from syringa.errors import FailedDependency, ModelError
 from syringa.modelfiles import catalog, hub
 from syringa.modelfiles.download import FileProgress, RemoteFile
 from syringa.modelfiles.locate import hub_name
-from syringa.modelfiles.variants import select_files
+from syringa.modelfiles.variants import select_files, strip_address
 
-HUB_PREFIXES = ("https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/")
 _REPORT_SECONDS = 0.1  # between two reports about a file
 
 
@@ -31,8 +30,7 @@ class PullCanceled(Exception):
 
 def source_of(name: str) -> str | None:
     """Return the name under which a model is downloaded, without the address of the Hub; None if it cannot be."""
-    for prefix in HUB_PREFIXES:
-        name = name.removeprefix(prefix)
+    name = strip_address(name)
     return name if modelfiles.can_pull(name) else None
 
 

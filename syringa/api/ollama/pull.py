@@ -12,9 +12,9 @@ from syringa.api.fields.schema import doc, ignored_field
 from syringa.api.models.downloads import ModelDownloads, PullModel
 from syringa.api.ollama.common import StreamField, model_not_found, new_model_id
 from syringa.api.ollama.manage import OllamaProgress
+from syringa.modelfiles import catalog
 from syringa.modelfiles.download import RemoteFile
-
-_HUB_PREFIXES = ("hf.co/", "huggingface.co/")
+from syringa.modelfiles.variants import strip_address
 
 OnProgress = Callable[[OllamaProgress], None]
 
@@ -38,13 +38,11 @@ def name_to_pull(name: str) -> str:
 
     Raises `InvalidRequest` for what is no name, such as a path, and `NotFound` for a model that cannot be downloaded.
     """
-    found = new_model_id(name)
-    for prefix in _HUB_PREFIXES:
-        found = found.removeprefix(prefix)
-    for each in (found, found.replace(":", "-")):  # Ollama's qwen3:0.6b is qwen3-0.6b here
-        if modelfiles.can_pull(each):
-            return each
-    raise model_not_found(name)
+    found = strip_address(new_model_id(name))
+    if not modelfiles.can_pull(found):
+        raise model_not_found(name)
+    entry = catalog.find(found)  # Ollama's qwen3:0.6b is qwen3-0.6b here
+    return entry.name if entry is not None else found
 
 
 class ModelPulls:
