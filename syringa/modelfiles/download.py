@@ -85,7 +85,7 @@ class Downloader:
         def read(response: httpx.Response) -> None:
             nonlocal beginning
             beginning = b""
-            for chunk in response.iter_raw(_CHUNK):
+            for chunk in response.iter_raw():
                 beginning += chunk
                 if len(beginning) >= size:  # of the whole file, from a server that does not know ranges
                     return
@@ -107,7 +107,7 @@ class Downloader:
             if response.status_code == 200 and received:  # the server does not continue files
                 part.truncate(0)
                 digest, received = _start_digest(file, part), 0
-            for chunk in response.iter_raw(_CHUNK):
+            for chunk in response.iter_raw():  # as it arrives: of a larger chunk, a cut would lose what has come
                 part.write(chunk)
                 digest.update(chunk)
                 received += len(chunk)
