@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 from syringa import modelfiles
+from syringa.cli.download_progress import Checking, open_progress
 from syringa.cli.options import load_config
 from syringa.config import FILE_NAME, Config, ModelSpec, single_model_spec, top_level_spec
 from syringa.errors import ModelError, StartupError
@@ -135,7 +135,8 @@ def _find_obstacle(spec: ModelSpec, config: Config) -> StartupError | None:
     if (entry := modelfiles.catalog_entry(spec.path)) is not None:
         return _error_of(lambda: check_catalog_model(entry, spec, config))
     console = Console(stderr=True, highlight=False)
-    with console.status(f"Checking {escape(spec.path)}…"), modelfiles.open_preview(spec.path) as preview:
+    checking = Checking(console, spec.path)
+    with checking.show(), modelfiles.open_preview(spec.path, checking.wait) as preview:
         return _error_of(lambda: check_preview(preview, spec, config))
 
 
@@ -156,17 +157,12 @@ def _is_here(model: str) -> bool:
 
 
 def download(model: str, *, offline: bool = False, note: str = "") -> None:
-    """Download a model with a progress bar, and print where it is and `note`.
+    """Download a model, show the progress, and print where it is and `note`.
 
     Raise `ModelError` at the end if its files cannot be read, or are of an architecture that does not run.
     """
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    quiet = not console.is_terminal
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=quiet) as progress:
-        task = progress.add_task(escape(f"Downloading {model}"), total=None)
-        files = modelfiles.pull(
-            model, lambda done, total: progress.update(task, completed=done, total=total or None), offline=offline
-        )
+    with open_progress(console, model) as progress:
+        files = modelfiles.pull(model, progress.update, offline=offline, on_wait=progress.wait)
     console.print(f"{files.name} is at {files.path}{note}", highlight=False, markup=False, soft_wrap=True)
     modelfiles.describe(files)

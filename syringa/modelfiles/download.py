@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import httpx
 
 Progress = Callable[[int, int], None]  # downloaded bytes and total bytes
+Waiting = Callable[[float, str], None]  # seconds until the next attempt, and why: a status, or a failed connection
 
 ATTEMPTS = 5
 
@@ -59,12 +60,15 @@ class Downloader:
         describe: Callable[[Exception], str] | None = None,
         attempts: int = ATTEMPTS,
         sleep: Callable[[float], None] = time.sleep,
+        on_wait: Waiting = lambda seconds, reason: None,
     ) -> None:
         """`name`: what is downloaded, for messages. `attempts`: so many without a byte in between.
 
         `explain` returns the reason for a status that is no success, and `describe` that for a failed connection.
+        `on_wait` is called before each further attempt.
         """
         self._client, self._name, self._advice, self._sleep = client, name, advice, sleep
+        self._on_wait = on_wait
         self._explain, self._describe, self._attempts = explain, describe or _first_line, attempts
 
     def get(self, url: str) -> bytes:
@@ -147,16 +151,18 @@ class Downloader:
                         return
                     if response.status_code in _RETRIED:
                         wait = _retry_after(response) or wait
-                    failure = self._explain(response)
+                    failure, short = self._explain(response), str(response.status_code)
                     if response.status_code not in _RETRIED:
                         raise ModelError(failure)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 reason = self._describe(error)
+                short = "the connection failed"
                 failure = f"{self._name} could not be fetched: the connection failed ({reason}); {self._advice}"
             attempt = 1 if received() > reached else attempt + 1
             reached = max(reached, received())
             if attempt >= self._attempts:
                 raise ModelError(failure)
+            self._on_wait(min(wait, _MAX_WAIT), short)
             self._sleep(min(wait, _MAX_WAIT))
 
 

@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from syringa.errors import ModelError
-from syringa.modelfiles.download import ATTEMPTS, Downloader, FileProgress, Progress, RemoteFile, progress_from
+from syringa.modelfiles.download import (
+    ATTEMPTS,
+    Downloader,
+    FileProgress,
+    Progress,
+    RemoteFile,
+    Waiting,
+    progress_from,
+)
 from syringa.modelfiles.locate import hub_cache, hub_home
 from syringa.modelfiles.variants import HubName, select_files
 
@@ -49,12 +57,13 @@ def download(
     sleep: Callable[[float], None] = time.sleep,
     *,
     on_file: FileProgress = lambda file, done: None,
+    on_wait: Waiting = lambda seconds, reason: None,
 ) -> None:
     """Download what a model needs, and check it. What an interrupted download has left is continued.
 
-    An exception that `progress` or `on_file` raises ends the download.
+    An exception that `progress`, `on_file` or `on_wait` raises ends the download.
     """
-    with HubClient(name, sleep) as client:
+    with HubClient(name, sleep, on_wait=on_wait) as client:
         listing = client.list()
         files = {file.name: file for file in listing.files}
         needed = [files[file] for file in select_files(name, list(files))]
@@ -205,7 +214,14 @@ class _RepositoryCache:
 class HubClient:
     """Requests about one repository. Raises `ModelError`."""
 
-    def __init__(self, name: HubName, sleep: Callable[[float], None], attempts: int = ATTEMPTS) -> None:
+    def __init__(
+        self,
+        name: HubName,
+        sleep: Callable[[float], None],
+        attempts: int = ATTEMPTS,
+        *,
+        on_wait: Waiting = lambda seconds, reason: None,
+    ) -> None:
         import httpx
 
         if offline():
@@ -228,6 +244,7 @@ class HubClient:
             advice="pull it again to continue",
             attempts=attempts,
             sleep=sleep,
+            on_wait=on_wait,
         )
 
     def __enter__(self) -> HubClient:

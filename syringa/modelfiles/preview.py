@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from syringa.modelfiles.download import RemoteFile
+from syringa.modelfiles.download import RemoteFile, Waiting
 from syringa.modelfiles.gguf import read_first_metadata
 from syringa.modelfiles.hub import HubClient, Listing
 from syringa.modelfiles.locate import ModelFiles, hub_name
@@ -39,14 +39,17 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextlib.contextmanager
-def open_preview(model: str) -> Iterator[Preview]:
+def open_preview(model: str, on_wait: Waiting = lambda seconds, reason: None) -> Iterator[Preview]:
     """Read the small files of a model on the Hub, or the beginning of its GGUF file.
 
-    Raise `ModelError` if it is not there, or cannot be reached.
+    `on_wait` is called before a request is sent again. Raise `ModelError` if it is not there, or cannot be reached.
     """
     name = hub_name(model)
     assert name is not None
-    with HubClient(name, time.sleep) as client, tempfile.TemporaryDirectory(prefix="syringa-") as folder:
+    with (
+        HubClient(name, time.sleep, on_wait=on_wait) as client,
+        tempfile.TemporaryDirectory(prefix="syringa-") as folder,
+    ):
         listing = client.list()
         files = {file.name: file for file in listing.files}
         needed = [files[each] for each in select_files(name, list(files))]

