@@ -43,10 +43,10 @@ def list_models() -> None:
 
 
 def list_available() -> None:
-    """Print the models of the catalog, with what they need, and which of them fit in this machine's memory."""
+    """Print the models of the catalog, with what they need, and which of them fit on this machine, or on its GPU."""
     from syringa.engine.processes.startup_plan import catalog_needs
 
-    free, needs = catalog_needs()
+    needs = catalog_needs(load_config({}, None))
     table = _table("name", "kind", "parameters", "download", "memory", "fits", "context", "license", "source")
     for model in catalog.CATALOG:
         source = str(model.source) if isinstance(model.source, HubName) else "package index"
@@ -55,16 +55,17 @@ def list_available() -> None:
             model.kind,
             model.parameters,
             decimal(model.bytes),
-            decimal(needs[model.name].memory),
-            "yes" if needs[model.name].fits else "no",
+            decimal(needs.models[model.name].memory),
+            "yes" if needs.models[model.name].fits else "no",
             f"{model.context:,}",
             model.license,
             source,
         )
     console = Console(width=400, highlight=False)
     console.print(table, soft_wrap=True)
+    where = "on the GPU" if needs.device == "cuda" else "here"
     console.print(
-        f"\nMemory: weights, and a cache of {catalog.CONTEXT_SHOWN:,} tokens; {decimal(free)} are free here. "
+        f"\nMemory: weights, and a cache of {catalog.CONTEXT_SHOWN:,} tokens; {decimal(needs.free)} are free {where}. "
         "`syringa pull NAME` downloads a model, `syringa serve --model NAME` serves it.",
         soft_wrap=True,
     )

@@ -73,8 +73,56 @@ def test_model_that_does_not_fit_is_refused_before_its_download(
 
 def test_model_for_a_gpu_is_downloaded(downloads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup_plan, "gpu_memories", lambda: [GpuMemory(70 * GB, 80 * GB, "0")])
-    ensure_model({"model": "qwen3-32b"}, None)
-    assert downloads == ["qwen3-32b"]
+    monkeypatch.setattr(startup_plan, "available_memory", lambda: 0)
+    ensure_model({"model": "qwen3-14b"}, None)
+    assert downloads == ["qwen3-14b"]
+
+
+@pytest.fixture
+def _gpu_of_24_gb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup_plan, "gpu_memories", lambda: [GpuMemory(24 * GB, 25 * GB, "0")])
+    monkeypatch.setattr(startup_plan, "available_memory", lambda: 64 * GB)
+
+
+TOO_LARGE_FOR_GPU = (
+    "qwen3-14b needs 30.7 GB of GPU memory (29.6 GB for its weights in bf16) and 22.5 GB are free: "
+    "--dtype fp8 would fit (15.9 GB), or use --device cpu"
+)
+
+
+@pytest.mark.usefixtures("_gpu_of_24_gb")
+def test_model_that_does_not_fit_on_the_gpu_is_refused_before_its_download(
+    downloads: list[str], syringa: Callable[..., Result], error_of: Callable[..., str]
+) -> None:
+    for arguments in (("run", "qwen3-14b", "hi"), ("chat", "qwen3-14b")):
+        assert error_of(*arguments) == f"syringa: {TOO_LARGE_FOR_GPU}\n"
+    with pytest.raises(ModelError, match=r"and 22\.5 GB are free: qwen3-8b of `syringa models --available` fits"):
+        ensure_model({"model": "qwen3-32b"}, None)
+    assert downloads == []
+    Path("syringa.toml").write_text('device = "cpu"\n')
+    ensure_model({"model": "qwen3-14b"}, None)
+    Path("syringa.toml").unlink()
+    assert syringa("pull", "qwen3-14b") == (0, "", f"syringa: warning: {TOO_LARGE_FOR_GPU}\n")
+    assert downloads == ["qwen3-14b", "qwen3-14b"]
+
+
+@pytest.mark.usefixtures("_gpu_of_24_gb")
+def test_models_available_fit_on_the_expected_device(syringa: Callable[..., Result]) -> None:
+    out = syringa("models", "--available").out
+    rows = listed(out)
+    assert [rows[name][3] for name in ("qwen3-4b", "qwen3-8b", "qwen3-14b")] == ["yes", "yes", "no"]
+    assert rows["qwen3-4b"][2] == pytest.approx(8 * GB + 8192 * 147_456, abs=0.06 * GB)
+    assert "24.0 GB are free on the GPU" in out
+    Path("syringa.toml").write_text('device = "cpu"\n')
+    out = syringa("models", "--available").out
+    assert listed(out)["qwen3-14b"][3] == "yes"
+    assert "64.0 GB are free here" in out
+
+
+def test_gpu_that_cannot_be_used_does_not_count(downloads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup_plan, "gpu_memories", lambda: [GpuMemory(4 * GB, 4 * GB, "0", usable=False)])
+    ensure_model({"model": "qwen3-8b"}, None)
+    assert downloads == ["qwen3-8b"]
 
 
 def test_model_for_a_longer_context_than_the_catalog_has_is_downloaded(downloads: list[str]) -> None:

@@ -145,6 +145,13 @@ def test_gguf_that_does_not_fit_in_memory_is_refused(hub: FakeHub) -> None:
     assert "for its weights in bf16" in refusal("org/llama-GGUF:Q4_K_M", dtype="bf16")
 
 
+def test_gguf_that_does_not_fit_on_the_gpu_is_refused(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup_plan, "gpu_memories", lambda: [GpuMemory(24 * GB, 25 * GB, "0")])
+    hub.sizes["llama-Q4_K_M.gguf"] = 21 * GB
+    assert "org/llama-GGUF:Q4_K_M needs 68.3 GB of GPU memory" in refusal("org/llama-GGUF:Q4_K_M")
+    assert "--dtype fp8 would fit" not in refusal("org/llama-GGUF:Q4_K_M")
+
+
 def test_model_for_a_gpu_is_not_refused_for_its_size(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup_plan, "gpu_memories", lambda: [GpuMemory(70 * GB, 80 * GB, "0")])
     monkeypatch.setattr(startup_plan, "available_memory", lambda: 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from syringa.engine.gpu import missing_triton
+from syringa.engine.loading.alternatives import describe_gpu_alternatives
+from syringa.engine.loading.gpu_size import MIN_GPU_OVERHEAD
 from syringa.engine.loading.memory_plan import GPU_MARGIN
 from syringa.engine.scheduling.oom import NO_GPU_MEMORY as NO_GPU_MEMORY
 from syringa.errors import ConfigError, ModelError
@@ -81,12 +83,10 @@ def check_weights_fit(weights: int, dtype: str, name: str, free: int, gpu: str, 
 
     `in_fp8`: their bytes with --dtype fp8, if it may be suggested.
     """
-    need, smaller = weights + GIB, in_fp8 + GIB
+    need = weights + MIN_GPU_OVERHEAD
     if need <= free:
         return
-    hint = "choose a smaller model, or --device cpu"
-    if in_fp8 and dtype == "bf16" and smaller <= free:
-        hint = f"--dtype fp8 would fit ({smaller / GIB:.1f} GiB), or use --device cpu"
+    hint = describe_gpu_alternatives(weights, free, in_fp8=in_fp8 if dtype == "bf16" else 0)
     raise ModelError(
         f"{name} needs about {need / GIB:.1f} GiB in {dtype}, and {max(free, 0) / GIB:.1f} GiB are free "
         f"on {gpu}: {hint}",

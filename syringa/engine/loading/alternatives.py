@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from syringa.engine.loading.model_size import ModelSize, gigabytes
+from syringa.engine.loading.gpu_size import GPU_OVERHEAD, MIN_GPU_OVERHEAD
+from syringa.engine.loading.model_size import ModelSize, estimate_model_size, gigabytes
 from syringa.modelfiles import catalog
 
 Q4_BYTES_PER_WEIGHT = 0.61  # of a GGUF file in Q4_K_M
@@ -36,6 +37,31 @@ def describe_alternatives(
         largest = max(smaller, key=lambda entry: entry.bytes)
         hints.append(f"{largest.name} of `syringa models --available` fits ({gigabytes(largest.memory + program)})")
     return ", and ".join(hints) or "free some memory, or choose a smaller model"
+
+
+def describe_gpu_alternatives(weights: int, free: int, *, in_fp8: int = 0) -> str:
+    """Return what would fit in `free` bytes of a GPU instead of so many bytes of weights, as the rest of a message.
+
+    `in_fp8`: the bytes of the weights with --dtype fp8, if it may be suggested.
+    """
+    if 0 < in_fp8 < weights and in_fp8 + MIN_GPU_OVERHEAD <= free:
+        return f"--dtype fp8 would fit ({gigabytes(in_fp8 + MIN_GPU_OVERHEAD)}), or use --device cpu"
+    fitting = {
+        entry.name: needed
+        for entry in catalog.CATALOG
+        # Those that the native decoder runs need nothing that is not installed.
+        if entry.kind == "generate" and (size := estimate_model_size(entry)).native
+        if size.gpu_weights("auto") < weights and (needed := catalog_gpu_memory(entry, size) + GPU_OVERHEAD) <= free
+    }
+    if not fitting:
+        return "choose a smaller model, or --device cpu"
+    name = max(fitting, key=lambda each: fitting[each])
+    return f"{name} of `syringa models --available` fits ({gigabytes(fitting[name])}), or use --device cpu"
+
+
+def catalog_gpu_memory(entry: catalog.CatalogModel, size: ModelSize) -> int:
+    """Return the bytes on a GPU of the weights of a model of the catalog, and of a cache of `CONTEXT_SHOWN` tokens."""
+    return size.gpu_weights("auto") + size.cache_bytes("bf16") * min(entry.context, catalog.CONTEXT_SHOWN)
 
 
 def _replaces(entry: catalog.CatalogModel, weights: int) -> bool:

@@ -9,6 +9,8 @@ from syringa.engine.models.config import DecoderConfig
 from syringa.modelfiles.safetensors_headers import StoredTensor
 
 GPU_BYTES_PER_WEIGHT = {"bf16": 2.0, "fp8": 1.0, "int4": 0.6, "mxfp4": 0.6}  # scales included
+GPU_OVERHEAD = 3 << 30  # beside weights and cache: CUDA context, CUDA graphs, and activations of the largest step
+MIN_GPU_OVERHEAD = 1 << 30  # a worker refuses weights that leave less
 _BF16_BYTES, _FP32_BYTES = 2, 4
 _PACKED_BYTES, _NUMBERS_PER_WORD = 4, 8  # of 4-bit numbers in an int32
 _FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 
 from syringa.engine.cpu.features import NO_MEMORY
-from syringa.engine.loading.alternatives import describe_alternatives
-from syringa.engine.loading.gpu_size import GPU_BYTES_PER_WEIGHT
+from syringa.engine.loading.alternatives import describe_alternatives, describe_gpu_alternatives
+from syringa.engine.loading.gpu_size import GPU_BYTES_PER_WEIGHT, MIN_GPU_OVERHEAD
 from syringa.engine.loading.model_size import ModelSize, gigabytes
 from syringa.engine.loading.precision import choose_dtype
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
@@ -160,15 +160,18 @@ def plan_gpu_memory(
     fraction: float,
     cores: int,
 ) -> MemoryPlan | None:
-    """Estimate what a model takes of a GPU's memory; None if its weights seem not to fit, or the dtype is for CPUs.
+    """Estimate what a model takes of a GPU's memory; None if the dtype is for CPUs, or the cache may not fit.
 
     `overhead`: beside weights and cache; `fraction`: of the GPU that the model may use, 0: all. The worker sizes its
-    cache by what is really left once the weights are loaded.
+    cache by what is really left once the weights are loaded. Raise `ModelError` with one line that says what would fit
+    for weights that it would refuse.
     """
     if settings.dtype not in ("auto", *GPU_BYTES_PER_WEIGHT):
         return None
     weights = model.gpu_weights(settings.dtype)
     usable = int(free - GPU_MARGIN * total)
+    if model.kind == "generate" and weights + MIN_GPU_OVERHEAD > usable:
+        raise _does_not_fit_on_gpu(model, settings, weights, usable)
     if 0 < fraction < 1:
         usable = min(usable, int(fraction * (1 - GPU_MARGIN) * total))
     if model.kind != "generate":
@@ -281,6 +284,17 @@ def _automatic_cache(context: int, spare: int, block: int) -> int:
     wanted = max(MIN_CACHE_BYTES, 2 * _blocks(context) * block)
     usual = _blocks(min(context, USUAL_CONTEXT)) * block
     return min(wanted, max(spare // CACHE_SHARE, min(spare, usual)))
+
+
+def _does_not_fit_on_gpu(model: ModelSize, settings: MemorySettings, weights: int, usable: int) -> ModelError:
+    dtype = model.gpu_dtype if settings.dtype == "auto" else settings.dtype
+    in_fp8 = model.gpu_weights("fp8") if dtype == "bf16" and (model.native or model.gpu_kept) else 0
+    hint = describe_gpu_alternatives(weights, usable, in_fp8=in_fp8)
+    return ModelError(
+        f"{model.name} needs {gigabytes(weights + MIN_GPU_OVERHEAD)} of GPU memory ({gigabytes(weights)} for its "
+        f"weights in {dtype}) and {gigabytes(usable)} are free: {hint}",
+        code=NO_MEMORY,
+    )
 
 
 def _does_not_fit(model: ModelSize, dtype: str, settings: MemorySettings, free: int, kernels: str | None) -> ModelError:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from syringa.engine.loading.gpu_size import GPU_OVERHEAD as GPU_OVERHEAD
+
 Device = Literal["cpu", "cuda"]
 """The memory that a model uses: the host's or the GPU's."""
 
-GPU_GROWTH, GPU_OVERHEAD = 1.05, 3 << 30  # CUDA context, CUDA graphs, and activations of the largest step
+GPU_GROWTH = 1.05  # of the weights, while they are in use
 MARGIN = 256 << 20  # free memory fluctuates: less than this is no reason to try again
 
 

@@ -39,7 +39,7 @@ class MemoryPlanner:
         if options.device == "auto" and options.engine == "vllm":
             return "cuda" if self._gpus() else "cpu"
         if options.device == "auto" and options.dtype not in ("int8", "gguf", "fp32"):
-            return "cuda" if self._gpus() else "cpu"
+            return "cuda" if any(gpu.usable for gpu in self._gpus()) else "cpu"
         return "cuda" if options.device == "cuda" else "cpu"
 
     def choose_gpus(self, used: Sequence[int], count: int = 1) -> tuple[int, ...]:

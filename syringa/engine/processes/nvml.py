@@ -7,16 +7,23 @@ NVML answers in microseconds. Some containers lack it: then nothing is known, an
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+
+from syringa.engine.gpu import missing_triton
 
 MAX_GPUS = 64
 MAX_PROCESSES = 1024  # on one GPU
 UTILIZATION_SECONDS = 2.0  # over which the utilization of a process is averaged
 
+MIN_CAPABILITY = (8, 0)  # compute capability with bf16
+_CUDA_VERSION = re.compile(r"^cuda\b[^=\n]*=\s*['\"]", re.MULTILINE)  # None in builds for CPUs
 _NOT_AVAILABLE = (1 << 64) - 1
 _NOT_SUPPORTED = 3
 
@@ -28,6 +35,7 @@ class GpuMemory:
     free: int
     total: int
     name: str = "0"
+    usable: bool = True  # by the kernels, as far as the driver tells
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ def gpu_memories() -> list[GpuMemory]:
         device = _device(library, name)
         if device is None or library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(info)):
             break  # CUDA does not see those after it either
-        found.append(GpuMemory(free=info.free, total=info.total, name=name))
+        found.append(GpuMemory(info.free, info.total, name, has_gpu_build() and _is_supported(library, device)))
     return found
 
 
@@ -117,6 +125,28 @@ def _utilization(library: ctypes.CDLL, device: ctypes.c_void_p) -> dict[int, flo
     for sample in samples[: count.value]:
         shares.setdefault(sample.pid, []).append(sample.sm)
     return {pid: sum(values) / len(values) for pid, values in shares.items()}
+
+
+@cache
+def has_gpu_build() -> bool:
+    """Whether the installed PyTorch is a CUDA build with Triton. Does not import it."""
+    spec = importlib.util.find_spec("torch")
+    folders = spec.submodule_search_locations if spec is not None else None
+    try:
+        version = Path(folders[0], "version.py").read_text() if folders else ""
+    except OSError:
+        return True  # its worker finds out
+    return missing_triton() is None and _CUDA_VERSION.search(version) is not None
+
+
+def _is_supported(library: ctypes.CDLL, device: ctypes.c_void_p) -> bool:
+    """Whether a GPU is new enough for the kernels."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    try:
+        failed = library.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor))
+    except AttributeError:  # an old driver
+        return True
+    return bool(failed) or (major.value, minor.value) >= MIN_CAPABILITY
 
 
 @cache

@@ -8,7 +8,14 @@ from syringa import modelfiles
 from syringa.config import Config, ModelSpec
 from syringa.engine.cpu.features import available_cores, available_memory
 from syringa.engine.cpu.native import kernel_variant
-from syringa.engine.loading.memory_plan import PROGRAM_BYTES, MemorySettings, plan_gpu_memory, plan_memory
+from syringa.engine.loading.alternatives import catalog_gpu_memory
+from syringa.engine.loading.memory_plan import (
+    GPU_MARGIN,
+    PROGRAM_BYTES,
+    MemorySettings,
+    plan_gpu_memory,
+    plan_memory,
+)
 from syringa.engine.loading.memory_plan import MemoryPlan as MemoryPlan
 from syringa.engine.loading.model_size import ModelSize, estimate_model_size, read_model_size
 from syringa.engine.loading.model_size import gigabytes as gigabytes
@@ -31,7 +38,7 @@ from syringa.modelfiles.preview import Preview
 def plan_model(spec: ModelSpec, config: Config, replicas: int = 1) -> MemoryPlan | None:
     """Plan the memory of a model that is loaded now. None on a GPU whose memory is not known, and for vLLM.
 
-    Raise `StartupError` with one line if it does not fit on the CPU. Whether it fits on a GPU, only its worker can say.
+    Raise `StartupError` with one line if it does not fit on the CPU, or its weights do not on the GPU.
     """
     options = WorkerOptions.from_config(spec, config)
     if options.engine == "vllm":  # it has its own rules
@@ -46,13 +53,18 @@ def plan_model(spec: ModelSpec, config: Config, replicas: int = 1) -> MemoryPlan
             return None  # the worker says why it has no GPU
         free, kernels = available_memory(), kernel_variant()
         return plan_memory(size, settings, free=free, kernels=kernels, cores=available_cores())
+    return _plan_on_gpu(size, options, planner)
+
+
+def _plan_on_gpu(size: ModelSize, options: WorkerOptions, planner: MemoryPlanner) -> MemoryPlan | None:
+    """Plan the memory of a model on the GPU that its worker will get. None if its memory is not known."""
     gpus = gpu_memories()
     if not gpus:
         return None
     gpu = gpus[planner.choose_gpus([])[0]]
     return plan_gpu_memory(
         size,
-        settings,
+        MemorySettings.of(options),
         gpu.free,
         gpu.total,
         overhead=eviction.GPU_OVERHEAD,
@@ -62,15 +74,12 @@ def plan_model(spec: ModelSpec, config: Config, replicas: int = 1) -> MemoryPlan
 
 
 def check_catalog_model(entry: CatalogModel, spec: ModelSpec, config: Config) -> None:
-    """Raise `StartupError` with one line if a model of the catalog, whose files are not here yet, cannot run here.
-
-    Whether it fits on a GPU, only its worker can say.
-    """
+    """Raise `StartupError` with one line if a model of the catalog, whose files are not here yet, cannot run here."""
     options = WorkerOptions.from_config(spec, config)
     if options.engine == "vllm":
         return
-    device = _expected_device(options, config)
-    _check_memory(estimate_model_size(entry), options, device)
+    planner = MemoryPlanner(config, available_memory, gpu_memories)
+    _check_memory(estimate_model_size(entry), options, planner)
 
 
 def check_preview(preview: Preview, spec: ModelSpec, config: Config) -> None:
@@ -78,7 +87,8 @@ def check_preview(preview: Preview, spec: ModelSpec, config: Config) -> None:
     options = WorkerOptions.from_config(spec, config)
     if options.engine == "vllm":
         return
-    device = _expected_device(options, config)
+    planner = MemoryPlanner(config, available_memory, gpu_memories)
+    device = planner.expected_device(options)
     if preview.folder is None:
         native = True
         if preview.metadata.get("general.architecture"):  # else the beginning of the file did not tell
@@ -94,19 +104,18 @@ def check_preview(preview: Preview, spec: ModelSpec, config: Config) -> None:
             check_transformers(preview.model)
             if not embedding and (reason := unsupported_reason(preview.folder.path)):
                 raise ModelError(f"{preview.model}: {reason}")
-    _check_memory(size, options, device)
+    _check_memory(size, options, planner)
 
 
-def _expected_device(options: WorkerOptions, config: Config) -> eviction.Device:
-    return MemoryPlanner(config, available_memory, gpu_memories).expected_device(options)
-
-
-def _check_memory(size: ModelSize, options: WorkerOptions, device: eviction.Device) -> None:
-    """Raise `StartupError` with one line if a model, whose files are not here yet, does not fit on the CPU."""
-    if device == "cuda" or options.dtype == "fp8":
-        return
+def _check_memory(size: ModelSize, options: WorkerOptions, planner: MemoryPlanner) -> None:
+    """Raise `StartupError` with one line if a model, whose files are not here yet, does not fit."""
     # The file says which context is too long.
     size = msgspec.structs.replace(size, max_model_len=max(size.max_model_len, options.max_model_len))
+    if planner.expected_device(options) == "cuda":
+        _plan_on_gpu(size, options, planner)
+        return
+    if options.dtype == "fp8":
+        return
     free, kernels = available_memory(), kernel_variant()
     plan_memory(size, MemorySettings.of(options), free=free, kernels=kernels, cores=available_cores())
 
@@ -118,13 +127,28 @@ class CatalogNeed(msgspec.Struct, frozen=True):
     fits: bool
 
 
-def catalog_needs() -> tuple[int, dict[str, CatalogNeed]]:
-    """Return the free bytes of this machine, and what each model of the catalog takes of them, by its name."""
+class CatalogNeeds(msgspec.Struct, frozen=True):
+    """What the models of the catalog take of the device that they would run on, by their names."""
+
+    device: eviction.Device
+    free: int  # bytes
+    models: dict[str, CatalogNeed]
+
+
+def catalog_needs(config: Config) -> CatalogNeeds:
+    """Return what each model of the catalog takes of the free memory of this machine, or of its GPU."""
+    planner, gpus = MemoryPlanner(config, available_memory, gpu_memories), gpu_memories()
+    options = WorkerOptions.from_config(ModelSpec(id="", path="", device=config.device), config)
+    if gpus and planner.expected_device(options) == "cuda":
+        gpu = gpus[planner.choose_gpus([])[0]]
+        usable = int(gpu.free - GPU_MARGIN * gpu.total) - eviction.GPU_OVERHEAD
+        needs = {entry.name: catalog_gpu_memory(entry, estimate_model_size(entry)) for entry in CATALOG}
+        return CatalogNeeds("cuda", gpu.free, {name: CatalogNeed(need, need <= usable) for name, need in needs.items()})
     free, kernels = available_memory(), kernel_variant()
-    needs = {}
+    models = {}
     for entry in CATALOG:
         size = estimate_model_size(entry)
         dtype = choose_dtype(size, "auto", kernels)
         memory = size.weights[dtype] + size.cache_bytes(dtype) * min(entry.context, CONTEXT_SHOWN)
-        needs[entry.name] = CatalogNeed(memory, memory + PROGRAM_BYTES <= free)
-    return free, needs
+        models[entry.name] = CatalogNeed(memory, memory + PROGRAM_BYTES <= free)
+    return CatalogNeeds("cpu", free, models)

@@ -96,8 +96,8 @@ def test_check_weights_fit_suggests_what_fits() -> None:
     with pytest.raises(ModelError, match=r"needs about 15\.9 GiB in bf16, and 10\.0 GiB are free on G: --dtype fp8"):
         gpu_device.check_weights_fit(weights["bf16"], "bf16", "m", 10 * GIB, "G", in_fp8=weights["fp8"])
     with pytest.raises(ModelError, match="choose a smaller model, or --device cpu"):
-        gpu_device.check_weights_fit(weights["fp8"], "fp8", "m", 5 * GIB, "G", in_fp8=weights["fp8"])
-    with pytest.raises(ModelError, match=r"10\.0 GiB are free on G: choose a smaller model, or --device cpu"):
+        gpu_device.check_weights_fit(weights["fp8"], "fp8", "m", 3 * GIB, "G", in_fp8=weights["fp8"])
+    with pytest.raises(ModelError, match=r"10\.0 GiB are free on G: llama-3\.2-3b of `syringa models --ava"):
         gpu_device.check_weights_fit(weights["bf16"], "bf16", "m", 10 * GIB, "G")
 
 

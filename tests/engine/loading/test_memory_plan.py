@@ -8,6 +8,7 @@ import pytest
 
 from syringa.engine.cpu.features import NO_MEMORY
 from syringa.engine.loading import memory_plan
+from syringa.engine.loading.gpu_size import MIN_GPU_OVERHEAD
 from syringa.engine.loading.memory_plan import (
     MIN_CACHE_BYTES,
     PROGRAM_BYTES,
@@ -200,6 +201,21 @@ def test_least_memory_is_what_the_plan_needs(settings: dict[str, Any]) -> None:
         plan_memory(size(), wanted, free=least - 1, kernels="avx512", cores=1)
 
 
+def test_plan_gpu_memory_refuses_the_weights_that_a_worker_would() -> None:
+    model = size(max_model_len=8192)
+    options: dict[str, Any] = {"total": 80 * GB, "fraction": 1.0, "overhead": 3 * GB, "cores": 4}
+    least = 16 * GB + MIN_GPU_OVERHEAD + int(memory_plan.GPU_MARGIN * 80 * GB)
+    assert plan_gpu_memory(model, MemorySettings(), least, **options) is None  # its worker may find room for a cache
+    with pytest.raises(ModelError) as raised:
+        plan_gpu_memory(model, MemorySettings(), least - 1, **options)
+    assert raised.value.message == (
+        "large-8b needs 17.1 GB of GPU memory (16.0 GB for its weights in bf16) and 17.1 GB are free: "
+        "--dtype fp8 would fit (9.07 GB), or use --device cpu"
+    )
+    with pytest.raises(ModelError, match=r"in fp8\) and 7\.20 GB are free: (llama|qwen)"):
+        plan_gpu_memory(model, MemorySettings(dtype="fp8"), 12 * GB, **options)
+
+
 def test_plan_gpu_memory_leaves_margin_and_overhead() -> None:
     model = size(max_model_len=8192)
     options: dict[str, Any] = {"overhead": 3 * GB, "cores": 4}
@@ -210,5 +226,4 @@ def test_plan_gpu_memory_leaves_margin_and_overhead() -> None:
     half = plan_gpu_memory(model, MemorySettings(), 79 * GB, 80 * GB, fraction=0.5, **options)
     assert half is not None
     assert half.total <= 40 * GB
-    assert plan_gpu_memory(model, MemorySettings(), 20 * GB, 80 * GB, fraction=1.0, **options) is None
     assert plan_gpu_memory(model, MemorySettings(dtype="int8"), 79 * GB, 80 * GB, fraction=1.0, **options) is None

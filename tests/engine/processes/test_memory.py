@@ -146,6 +146,16 @@ def test_worker_on_several_gpus_is_counted_on_each_of_them(folder: str, tmp_path
     assert "GPU memory is short" in waiting.reason
 
 
+@pytest.mark.parametrize(("usable", "device"), [(True, "cuda"), (False, "cpu")])
+def test_worker_is_expected_on_a_gpu_that_it_can_use(usable: bool, device: str) -> None:
+    planner = memory.MemoryPlanner(Config(), lambda: 0, lambda: [GpuMemory(80 * GB, 80 * GB, "0", usable)])
+    assert planner.expected_device(WorkerOptions(model="m", socket="")) == device
+    assert planner.expected_device(WorkerOptions(model="m", socket="", device="cuda")) == "cuda"
+    assert (
+        planner.expected_device(WorkerOptions(model="m", socket="", engine="vllm")) == "cuda"
+    )  # with a PyTorch of its own
+
+
 def test_startup_plan_of_vllm_checks_its_interpreter(tmp_path: Path) -> None:
     spec = ModelSpec(id="m", path=str(write_model(tmp_path / "model")), engine="vllm", python=str(tmp_path / "missing"))
     with pytest.raises(ConfigError, match="cannot be run"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     nvml_stub.nvmlDeviceGetHandleByIndex_v2, nvml_stub.nvmlDeviceGetHandleByUUID = by_index, by_uuid
     nvml_stub.nvmlDeviceGetMemoryInfo = memory
     monkeypatch.setattr(nvml, "_library", lambda: nvml_stub)
+    monkeypatch.setattr(nvml, "has_gpu_build", lambda: True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return nvml_stub
 
@@ -58,6 +60,43 @@ def test_gpu_memories_follow_cuda_visible_devices(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpu_memories() == [GpuMemory(free=7 * GB, total=80 * GB, name=name) for name in names]
     assert library.queried == queried
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "usable"), [((7, 5), True, False), ((8, 0), True, True), ((9, 0), False, False)]
+)
+def test_gpu_is_usable_if_it_and_pytorch_are_for_the_kernels(
+    library: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    built: bool,
+    usable: bool,
+) -> None:
+    def capability_of(device: Any, major: Any, minor: Any) -> int:
+        major._obj.value, minor._obj.value = capability
+        return 0
+
+    library.nvmlDeviceGetCudaComputeCapability = capability_of
+    monkeypatch.setattr(nvml, "has_gpu_build", lambda: built)
+    assert [gpu.usable for gpu in gpu_memories()] == [usable] * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "built"),
+    [
+        ("cuda: str | None = None", False),
+        ("cuda: Optional[str] = '12.8'", True),
+        ('cuda = "13.0"', True),
+        ("", False),
+    ],
+)
+def test_build_for_gpus_is_told_by_the_version_of_pytorch(
+    line: str, built: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\nhip: Optional[str] = None\n")
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    assert nvml.has_gpu_build.__wrapped__() is built
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "5"])
