@@ -385,6 +385,25 @@ def test_run_reads_standard_input(engine: FakeEngine, monkeypatch: pytest.Monkey
     assert run("run", "default") == 1
 
 
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_model_without_a_chat_template_is_refused_before_it_is_loaded(
+    command: str, engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[object] = []
+    monkeypatch.setattr("syringa.engine.processes.startup_plan.plan_model", lambda *_: planned.append(_))
+    monkeypatch.setattr("builtins.input", lambda prompt: pytest.fail("the chat has begun"))
+    monkeypatch.setattr("syringa.cli.chat._history", contextlib.nullcontext)
+    monkeypatch.setattr(syringa.api.models.loading, "load_model", lambda config: fake_model())
+    question = ("hi",) if command == "run" else ()
+    assert run(command, "default", *question) == 1
+    assert capsys.readouterr().err == (
+        f"syringa: {fake_model().id} has no chat template: use `syringa complete --model default`, or "
+        "--chat-template FILE\n"
+    )
+    assert planned == []
+    assert run("complete", "hi", "--model", "default") == 0
+
+
 def test_run_and_complete_read_bytes_that_are_no_text(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments in (("run", "default"), ("complete",)):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))

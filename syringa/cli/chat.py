@@ -51,7 +51,7 @@ def run(
         stack = contextlib.AsyncExitStack()
         try:
             with loading_status(console) as (_, show):
-                opened = open_source(settings, file, url, key, terminal_plan(console), show)
+                opened = open_source(settings, file, url, key, terminal_plan(console), show, chat=True)
                 source = runner.run(stack.enter_async_context(opened))
             console.print(f"[bold]{escape(source.name)}[/bold]  [dim]/help for help, Ctrl-D to quit[/dim]")
             ChatSession(source, fields, console, runner, system).loop()

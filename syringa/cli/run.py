@@ -46,7 +46,8 @@ def run(
 
     async def work() -> None:
         with loading_status(errors) as (status, show):
-            async with open_source(settings, file, url, key, terminal_plan(errors), show) as source:
+            opened = open_source(settings, file, url, key, terminal_plan(errors), show, chat=True)
+            async with opened as source:
                 status.stop()
                 with AnswerPrinter(console) as printer:
                     async with contextlib.aclosing(source.chat(messages, fields)) as chunks:

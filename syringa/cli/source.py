@@ -60,10 +60,13 @@ async def open_source(
     key: str | None,
     on_plan: Callable[[MemoryPlan], None] = lambda plan: None,
     on_progress: Callable[[LoadProgress], None] | None = None,
+    *,
+    chat: bool = False,
 ) -> AsyncIterator[TextSource]:
     """Open the server at `url`, or load the model if `url` is None.
 
-    `on_plan` is called with what will be loaded, before it is, and `on_progress` while it is.
+    `on_plan` is called with what will be loaded, before it is, and `on_progress` while it is. For a `chat`, the model
+    needs a chat template. Raise `StartupError` if the model cannot be used.
     """
     if url is not None:
         import httpx
@@ -84,6 +87,11 @@ async def open_source(
     if local_model.kind != "generate":
         raise ModelError(
             f"{local_model.id} generates no text: serve it with `syringa serve --embedding-model {config.model}`"
+        )
+    if chat and local_model.template is None:
+        raise ModelError(
+            f"{local_model.id} has no chat template: use `syringa complete --model {config.model}`, or "
+            "--chat-template FILE"
         )
 
     from syringa.engine.client.local import start_local
@@ -120,8 +128,6 @@ class LocalSource:
         from syringa.api.decoding import convert
         from syringa.api.models.served_model import FixedModels
 
-        if self._model.template is None:
-            raise ModelError(f"{self.name} has no chat template: use `syringa complete`")
         body = convert({"messages": list(messages), **fields}, ChatRequest)
         try:
             call = await prepare_chat(body, FixedModels([self._model]), [])

@@ -115,7 +115,7 @@ def test_run_keeps_the_history_and_shows_the_name_as_it_is(
         raise EOFError
 
     monkeypatch.setenv("SYRINGA_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(chat, "open_source", lambda *_: contextlib.nullcontext(source))
+    monkeypatch.setattr(chat, "open_source", lambda *_, **__: contextlib.nullcontext(source))
     monkeypatch.setattr("builtins.input", read)
     readline.clear_history()
     try:
@@ -127,7 +127,7 @@ def test_run_keeps_the_history_and_shows_the_name_as_it_is(
 
 
 def test_run_reads_bytes_that_are_no_text(source: EchoSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "open_source", lambda *_: contextlib.nullcontext(source))
+    monkeypatch.setattr(chat, "open_source", lambda *_, **__: contextlib.nullcontext(source))
     monkeypatch.setattr(chat, "_history", contextlib.nullcontext)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
     assert chat.run({}, {}, None, "http://localhost", None, None) == 0

@@ -113,8 +113,11 @@ def test_commands_refuse_context_that_does_not_fit(
 ) -> None:
     set_free_memory(monkeypatch, PROGRAM_BYTES + 3_000_000)
     question = ("hi",) if command == ("run",) else ()
-    model = str(write_gguf(tmp_path / "m.gguf"))
-    result = syringa(*command, model, *question, "--max-model-len", "8000", "--dtype", "int8")
+    model, template = str(write_gguf(tmp_path / "m.gguf")), tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}")
+    result = syringa(
+        *command, model, *question, "--chat-template", str(template), "--max-model-len", "8000", "--dtype", "int8"
+    )
     assert result.status == 1
     assert "syringa: --max-model-len 8000 needs 0.00 GB of memory for its cache" in result.err
     assert result.err.rstrip().endswith("tokens fit")
