@@ -37,6 +37,7 @@ def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SYRINGA_HOME", str(models_dir().parent))  # the folder of models prepared for tests
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     for name in FIELDS:
         monkeypatch.delenv(variable(name), raising=False)
 
@@ -383,6 +384,26 @@ def test_run_reads_standard_input(engine: FakeEngine, monkeypatch: pytest.Monkey
     assert run("run", "default", "--max-tokens", "3") == 0
     monkeypatch.setattr("sys.stdin", io.StringIO(" "))
     assert run("run", "default") == 1
+
+
+@pytest.mark.parametrize(
+    ("piped", "prompt"),
+    [("a text\n", "u:What is it?\n\na text\n;"), (" \n", "u:What is it?;"), (None, "u:What is it?;")],
+)
+def test_run_appends_standard_input_to_the_question(
+    piped: str | None, prompt: str, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None if piped is None else io.StringIO(piped))
+    assert run("run", "default", "What is it?", "--max-tokens", "3") == 0
+    assert bytes(engine.requests[0].prompt).decode() == prompt
+
+
+def test_run_does_not_read_a_terminal(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO("typed")
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert run("run", "default", "What?", "--max-tokens", "3") == 0
+    assert bytes(engine.requests[0].prompt) == b"u:What?;"
 
 
 @pytest.mark.parametrize("command", ["run", "chat"])

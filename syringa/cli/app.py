@@ -89,7 +89,7 @@ def complete(
 def run_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A name, a GGUF file or a folder.")],
     question: Annotated[
-        str | None, typer.Argument(metavar="QUESTION", help="The question; default: standard input.")
+        str | None, typer.Argument(metavar="QUESTION", help="The question; standard input is appended to it.")
     ] = None,
     config: ConfigFile = None,
     url: Url = None,
@@ -99,7 +99,8 @@ def run_model(
 ) -> None:
     """Ask a model one question. The model is downloaded if necessary.
 
-    Where the output is a pipe or a file, it gets the answer alone, and standard error the model's reasoning.
+    Standard input is appended to the question. Without both, in a terminal, it is a chat. Where the output is a pipe or
+    a file, it gets the answer alone, and standard error the model's reasoning.
     """
     from syringa.cli.run import run
 

@@ -9,6 +9,14 @@ import sys
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
+def read_piped() -> str:
+    """Return what standard input has, or nothing if it is a terminal or closed."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    accept_any_bytes()
+    return sys.stdin.read()
+
+
 def accept_any_bytes() -> None:
     """Read bytes of standard input that are no text as U+FFFD, instead of raising an error."""
     if isinstance(sys.stdin, io.TextIOWrapper):

@@ -13,7 +13,7 @@ from rich.console import Console
 from syringa.cli import chat
 from syringa.cli.answer import AnswerPrinter
 from syringa.cli.fields import to_fields
-from syringa.cli.input_text import accept_any_bytes, replace_undecodable
+from syringa.cli.input_text import read_piped, replace_undecodable
 from syringa.cli.models import ensure_model
 from syringa.cli.source import open_source
 from syringa.cli.startup import loading_status, terminal_plan
@@ -29,11 +29,9 @@ def run(
     key: str | None,
     system: str | None,
 ) -> int:
-    if question is None:
-        if sys.stdin.isatty():
-            return chat.run(settings, options, file, url, key, system)
-        accept_any_bytes()
-        question = sys.stdin.read()
+    if question is None and sys.stdin is not None and sys.stdin.isatty():
+        return chat.run(settings, options, file, url, key, system)
+    question = _join(question or "", read_piped())
     if not question.strip():
         raise ConfigError("the question is empty")
     if url is None:
@@ -64,3 +62,8 @@ def run(
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _join(question: str, piped: str) -> str:
+    """Return a question with the text that it is about, as in `cat FILE | syringa run MODEL QUESTION`."""
+    return "\n\n".join(part for part in (question, piped) if part.strip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ class Result(NamedTuple):
 def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restore_logging: None) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     monkeypatch.delenv("SYRINGA_CONFIG", raising=False)
     for name in FIELDS:
         monkeypatch.delenv(variable(name), raising=False)
