@@ -54,7 +54,7 @@ def list_available() -> None:
             model.name,
             model.kind,
             model.parameters,
-            decimal(model.bytes),
+            decimal(model.download_bytes),
             decimal(needs.models[model.name].memory),
             "yes" if needs.models[model.name].fits else "no",
             f"{model.context:,}",

@@ -102,14 +102,13 @@ def _hub(
         license,
         *embedding,
         tied=tied,
-        dtype="int8" if variant == "Q8_0" else "gguf",
     )
 
 
 _PARTS = range(1, 23)
 _QWEN = 151_936  # tokens
 
-# In the order in which they are listed: by size, and models that generate text before others.
+# In the order in which they are listed: by the size of the download, and models that generate text before others.
 CATALOG: tuple[CatalogModel, ...] = (
     CatalogModel(
         "default",
@@ -129,7 +128,7 @@ CATALOG: tuple[CatalogModel, ...] = (
         dtype="int8",
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
     ),
-    _hub("qwen3-0.6b", "Qwen/Qwen3-0.6B-GGUF:Q8_0", "0.6B", 0.64, 114_688, 40_960, "Apache-2.0", (_QWEN, 1024)),
+    _hub("qwen3-0.6b", "unsloth/Qwen3-0.6B-GGUF:Q4_K_M", "0.6B", 0.397, 114_688, 40_960, "Apache-2.0", (_QWEN, 1024)),
     _hub(
         "gemma-3-1b",
         "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M",
@@ -167,7 +166,7 @@ CATALOG: tuple[CatalogModel, ...] = (
         1536,
         file="qwen2.5-coder-1.5b.gguf",
     ),
-    _hub("qwen3-1.7b", "Qwen/Qwen3-1.7B-GGUF:Q8_0", "1.7B", 1.83, 114_688, 40_960, "Apache-2.0", (_QWEN, 2048)),
+    _hub("qwen3-1.7b", "unsloth/Qwen3-1.7B-GGUF:Q4_K_M", "1.7B", 1.11, 114_688, 40_960, "Apache-2.0", (_QWEN, 2048)),
     _hub("smollm3-3b", "ggml-org/SmolLM3-3B-GGUF:Q4_K_M", "3.1B", 1.92, 73_728, 65_536, "Apache-2.0", (128_256, 2048)),
     _hub(
         "llama-3.2-3b",

@@ -160,17 +160,18 @@ def test_models_available_are_listed_by_size(syringa: Callable[..., Result]) -> 
     assert list(sizes[:-1]) == sorted(sizes[:-1])
 
 
-@pytest.mark.parametrize(("kernels", "weights"), [("avx2", 0.91), ("base", 0.91), (None, 1.51)])
+@pytest.mark.parametrize(("kernels", "weights"), [("avx2", 0.192), ("base", 0.192), (None, 0.327)])
 def test_models_available_count_the_embedding_beside_int8(
     kernels: str | None, weights: float, syringa: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(startup_plan, "kernel_variant", lambda: kernels)
     monkeypatch.setattr(precision, "cpu_flags", lambda: {"amx_bf16"})
-    memory = weights * GB + 8192 * 114_688
+    memory = weights * GB + 8192 * 23_040
     for free, fits in ((memory + 0.38 * GB, "no"), (memory + 0.45 * GB, "yes")):
         monkeypatch.setattr(startup_plan, "available_memory", lambda free=free: int(free))
-        row = listed(syringa("models", "--available").out)["qwen3-0.6b"]
-        assert row == ("generate", 0.64 * GB, pytest.approx(memory, abs=0.06 * GB), fits)
+        row = listed(syringa("models", "--available").out)["default"]
+        # 92.9 MB of wheels with a file of 98.4 MB.
+        assert row == ("generate", pytest.approx(0.0929 * GB), pytest.approx(memory, abs=0.001 * GB), fits)
 
 
 def test_model_that_fits_without_its_embedding_only_is_not_downloaded(
@@ -179,8 +180,10 @@ def test_model_that_fits_without_its_embedding_only_is_not_downloaded(
     # 2.32 GB of weights in int8 with the embedding, a short cache, and the program.
     monkeypatch.setattr(startup_plan, "available_memory", lambda: int(2.9 * GB))
     with pytest.raises(ModelError, match=r"qwen3-1.7b needs 3\.\d\d GB of memory \(2\.32 GB for its weights in int8\)"):
-        ensure_model({"model": "qwen3-1.7b"}, None)
+        ensure_model({"model": "qwen3-1.7b", "dtype": "int8"}, None)
     assert downloads == []
+    ensure_model({"model": "qwen3-1.7b"}, None)  # as it is quantized in the file
+    assert downloads == ["qwen3-1.7b"]
 
 
 def test_names_are_printed_as_they_are(tmp_path: Path, syringa: Callable[..., Result]) -> None:

@@ -63,7 +63,7 @@ def test_names_differ_in_more_than_separators() -> None:
     assert catalog.find("org/qwen3-4b") is None
 
 
-def test_models_are_in_the_order_of_their_size() -> None:
+def test_models_are_in_the_order_of_their_downloads() -> None:
     models = list(catalog.CATALOG)
-    assert models == sorted(models, key=lambda model: (model.kind != "generate", model.bytes))
+    assert models == sorted(models, key=lambda model: (model.kind != "generate", model.download_bytes))
     assert len({model.name for model in models}) == len(models)

@@ -168,7 +168,7 @@ async def test_invalid_pull_is_refused(file: str, path: str, pull: Pull, body: d
 async def test_available_models_are_listed(file: str, path: str) -> None:
     async with process(file, path) as http:
         found = {each["name"]: each for each in (await http.get("/admin/models/available")).json()["data"]}
-        assert found["qwen3-0.6b"]["source"] == "Qwen/Qwen3-0.6B-GGUF:Q8_0"
+        assert found["qwen3-0.6b"]["source"] == "unsloth/Qwen3-0.6B-GGUF:Q4_K_M"
         assert found["qwen3-0.6b"]["present"] is False
         assert found["default"]["source"] is None
         assert found["embedding"]["kind"] == "embed"
