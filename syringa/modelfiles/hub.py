@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -41,6 +42,7 @@ _RESERVE = 64 << 20  # bytes of the disk that stay free
 # Of `symlink`, on disks without symbolic links, such as one with exFAT.
 _NO_SYMBOLIC_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 _PART = ".syringa-part"
+_SET_TOKEN = "and set HF_TOKEN to a token of your account"
 _LICENSE_TAG = "license:"
 _REVISION = re.compile(r"[0-9a-f]{6,64}")
 
@@ -71,7 +73,7 @@ def download(
         missing = [file for file in needed if not cache.has(file)]
         total = sum(file.size for file in needed)
         done = total - sum(file.size for file in missing)
-        _check_space(name, sum(file.size - cache.partial_size(file) for file in missing))
+        cache.check_space(sum(file.size - cache.partial_size(file) for file in missing))
         progress(done, total)
         for file in missing:
             report = progress_from(progress, done, total)
@@ -113,17 +115,6 @@ def _token() -> str | None:
     return None
 
 
-def _check_space(name: HubName, needed: int) -> None:
-    folder = hub_cache()
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    free = shutil.disk_usage(existing).free
-    if needed + _RESERVE > free:
-        raise ModelError(
-            f"{name} needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in {folder}; "
-            "the variable HF_HOME names another folder"
-        )
-
-
 class _RepositoryCache:
     """The part of the Hub's cache that holds one commit of a repository: blobs, and links to them by file name."""
 
@@ -143,6 +134,18 @@ class _RepositoryCache:
             return min(file.size, self._part(file).stat().st_size)
         except OSError:
             return 0
+
+    def check_space(self, needed: int) -> None:
+        """Raise `ModelError` if the disk has no room for so many bytes, and some more."""
+        folder = hub_cache()
+        with self._storing():
+            existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+            free = shutil.disk_usage(existing).free
+        if needed + _RESERVE > free:
+            raise ModelError(
+                f"{self._name} needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in {folder}; "
+                "the variable HF_HOME names another folder"
+            )
 
     @contextlib.contextmanager
     def open_part(self, file: RemoteFile) -> Any:
@@ -232,6 +235,7 @@ class HubClient:
         self._listing_url = f"{endpoint}/api/models/{name.repository}?blobs=true"
         self._files_url = f"{endpoint}/{name.repository}/resolve"
         token = _token()
+        self._has_token = token is not None
         self._client = httpx.Client(
             headers={"User-Agent": "syringa", **({"Authorization": f"Bearer {token}"} if token else {})},
             timeout=httpx.Timeout(30, connect=15),
@@ -271,26 +275,32 @@ class HubClient:
         return self._downloader.get_beginning(self._file_url(file, commit), min(size, file.size)) if file.size else b""
 
     def _file_url(self, file: RemoteFile, commit: str) -> str:
-        from urllib.parse import quote
-
         return f"{self._files_url}/{commit}/{quote(file.name)}"
 
     def _explain(self, response: httpx.Response) -> str:
         repository, status = self._name.repository, response.status_code
         code = response.headers.get("X-Error-Code")
         if code == "GatedRepo":
-            return f"{repository} is gated: accept its terms on its page, and set HF_TOKEN to a token of your account"
+            advice = "with the account of your access token" if self._has_token else _SET_TOKEN
+            return f"{repository} is gated: accept its terms on its page, {advice}"
+        if status == 404 and (file := self._requested_file(response)):
+            return f"{repository} lists the file {file}, and the Hugging Face Hub does not have it: try again later"
         if status == 404 or code == "RepoNotFound":
-            return f"{repository} is not on the Hugging Face Hub, or is private: set HF_TOKEN for a private one"
+            private = "your access token may not read it" if self._has_token else "is private: set HF_TOKEN to read it"
+            return f"{repository} is not on the Hugging Face Hub, or {private}"
         if status in (401, 403):
             # The Hub does not tell a missing repository from a private one.
-            return (
-                f"the Hugging Face Hub refuses {repository} ({status}): it does not exist, or needs a valid token in "
-                "HF_TOKEN"
-            )
+            private = "your access token is not valid for it" if self._has_token else "needs a valid token in HF_TOKEN"
+            return f"the Hugging Face Hub refuses {repository} ({status}): it does not exist, or {private}"
         if status == 429:
-            return "the Hugging Face Hub refuses more requests for now (429): try again later, or set HF_TOKEN"
+            advice = "" if self._has_token else ", or set HF_TOKEN"
+            return f"the Hugging Face Hub refuses more requests for now (429): try again later{advice}"
         return f"{self._name} could not be fetched: the Hugging Face Hub responded with status {status}"
+
+    def _requested_file(self, response: httpx.Response) -> str | None:
+        """Return the name of the file that was asked for, before any redirection; None for the list of files."""
+        url = str((*response.history, response)[0].url)
+        return unquote(url.removeprefix(self._files_url).split("/", 2)[2]) if url.startswith(self._files_url) else None
 
 
 class _LargeFile(msgspec.Struct):

@@ -24,6 +24,7 @@ class FakeHub(ThreadingHTTPServer):
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.tags: Any = []  # of all repositories
         self.sizes: dict[str, int] = {}  # of files that are listed with another size than they have
+        self.missing: set[str] = set()  # files that are listed and not there
         self.corrupt: set[str] = set()  # files that are sent with other bytes than those listed
         self.cut_after: dict[str, list[int]] = {}  # file → bytes after which each connection is cut
         self.slow_after: dict[str, int] = {}  # file → bytes after which it comes slowly, until `released` is set
@@ -33,7 +34,9 @@ class FakeHub(ThreadingHTTPServer):
         self.ignores_ranges = False
         self.token: str | None = None  # that every request needs
         self.gated: str | None = None  # token of an account that has accepted the terms of all models
+        self.storage: str | None = None  # URL of a server that files are redirected to
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, range
+        self.authorizations: list[str | None] = []  # of the requests
 
     @property
     def url(self) -> str:
@@ -84,6 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _respond(self) -> None:
         server, path = self.server, self.path.partition("?")[0]
         server.requests.append((self.command, path, self.headers.get("Range")))
+        server.authorizations.append(self.headers.get("Authorization"))
         if server.statuses:
             wait = {"Retry-After": server.retry_after} if server.retry_after is not None else None
             return self._send(server.statuses.pop(0), b"{}", wait)
@@ -96,8 +100,10 @@ class _Handler(BaseHTTPRequestHandler):
             code = {"X-Error-Code": "GatedRepo"}
             return self._send(403 if self.headers.get("Authorization") else 401, b"{}", code)
         repository, _, file = path[1:].partition(f"/resolve/{COMMIT}/")
+        if server.storage is not None and file:
+            return self._send(302, b"", {"Location": server.storage + self.path})
         content = server.repositories.get(repository, {}).get(file)
-        if content is None:
+        if content is None or file in server.missing:
             return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
         return self._send_file(file, content)
 

@@ -171,7 +171,7 @@ def test_pull_refuses_names_outside_of_the_folder(hub: FakeHub, name: str) -> No
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("org/missing", "org/missing is not on the Hugging Face Hub, or is private: set HF_TOKEN"),
+        ("org/missing", "org/missing is not on the Hugging Face Hub, or is private: set HF_TOKEN to read it$"),
         ("org/model-GGUF:Q2_K", "org/model-GGUF has no Q2_K; it has Q4_K_M, Q8_0"),
         ("org/model-GGUF:../x", "no such file"),
         ("no-such-model", "no such file"),
@@ -185,10 +185,57 @@ def test_pull_refuses_what_does_not_exist(hub: FakeHub, model: str, message: str
 
 def test_pull_sends_the_token(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.token = "hf_secret"
-    with pytest.raises(ModelError, match="HF_TOKEN"):
+    refused = "the Hugging Face Hub refuses org/model-GGUF (401): it does not exist, or "
+    with pytest.raises(ModelError) as raised:
         pull_model("org/model-GGUF")
+    assert raised.value.message == refused + "needs a valid token in HF_TOKEN"
+    monkeypatch.setenv("HF_TOKEN", "hf_other")
+    with pytest.raises(ModelError) as raised:
+        pull_model("org/model-GGUF")
+    assert raised.value.message == refused + "your access token is not valid for it"
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert pull_model("org/model-GGUF")
+
+
+def test_token_is_not_sent_to_the_storage_of_files(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.token = "hf_secret"
+    with fake_hub() as storage:
+        storage.repositories, hub.storage = hub.repositories, storage.url
+        storage.cut_after["model-Q4_K_M.gguf"] = [700]
+        assert Path(pull_model("org/model-GGUF:Q4_K_M").path).read_bytes() == MODEL
+        assert [wanted for _, _, wanted in storage.requests] == [None, "bytes=700-"]
+        assert storage.authorizations == [None, None]
+    assert hub.authorizations == ["Bearer hf_secret"] * 3
+
+
+@pytest.mark.parametrize("redirected", [False, True])
+def test_missing_file_is_not_taken_for_a_missing_repository(hub: FakeHub, redirected: bool) -> None:
+    with fake_hub() as storage:
+        if redirected:
+            hub.storage = storage.url
+        else:
+            hub.missing.add("model-Q4_K_M.gguf")
+        with pytest.raises(ModelError) as raised:
+            pull_model("org/model-GGUF:Q4_K_M")
+    assert raised.value.message == (
+        "org/model-GGUF lists the file model-Q4_K_M.gguf, and the Hugging Face Hub does not have it: try again later"
+    )
+
+
+@pytest.mark.parametrize("token", [None, "hf_other"])
+def test_advice_to_set_a_token_is_given_without_one(
+    hub: FakeHub, token: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
+    messages = []
+    for model, statuses in (("org/missing", []), ("org/model-GGUF", [429] * 5), ("org/model-GGUF", [401])):
+        hub.statuses = [*statuses]
+        with pytest.raises(ModelError) as raised:
+            pull_model(model)
+        messages.append(raised.value.message)
+    assert ["HF_TOKEN" in message for message in messages] == [token is None] * 3
 
 
 @pytest.mark.parametrize("variable", ["HF_HOME", "HF_TOKEN_PATH", "XDG_CACHE_HOME", None])
@@ -224,8 +271,10 @@ def test_gated_model_needs_a_token_of_an_account_that_accepted_its_terms(
     hub.gated = "hf_accepted"  # the list of its files is public
     for token in ("", "hf_other"):
         monkeypatch.setenv("HF_TOKEN", token)
-        with pytest.raises(ModelError, match=r"^org/model-GGUF is gated: accept its terms on its page, and set HF_T"):
+        advice = "with the account of your access token" if token else "and set HF_TOKEN to a token of your account"
+        with pytest.raises(ModelError) as raised:
             pull_model("org/model-GGUF")
+        assert raised.value.message == f"org/model-GGUF is gated: accept its terms on its page, {advice}"
     monkeypatch.setenv("HF_TOKEN", "hf_accepted")
     assert pull_model("org/model-GGUF")
 
@@ -310,12 +359,33 @@ def test_pull_offline_asks_nothing(hub: FakeHub) -> None:
     assert hub.requests == []
 
 
-def test_pull_checks_the_disk_first(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def set_free_space(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(ModelError, match=r"needs 0\.0 GB, and 0\.0 GB are free in .*HF_HOME"):
-        pull_model("org/model-GGUF")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=free))
+
+
+@pytest.mark.parametrize("here", [0, 600])
+def test_pull_checks_the_disk_first(hub: FakeHub, here: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    blobs = tmp_path / "hub" / "models--org--model-GGUF" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{sha256(MODEL)}.syringa-part").write_bytes(MODEL[:here])
+    needed = (64 << 20) + len(MODEL) - here  # some of the disk stays free
+    with monkeypatch.context() as patched:
+        set_free_space(patched, needed - 1)
+        with pytest.raises(ModelError, match=r"needs 0\.0 GB, and 0\.1 GB are free in .*HF_HOME"):
+            pull_model("org/model-GGUF:Q4_K_M")
     assert hub.fetched() == set()
+    set_free_space(monkeypatch, needed)
+    assert pull_model("org/model-GGUF:Q4_K_M")
+
+
+def test_disk_that_cannot_be_read_is_one_line(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("shutil.disk_usage", refuse)
+    with pytest.raises(ModelError, match=r"^org/model-GGUF:Q4_K_M cannot be stored in .*: Permission denied$"):
+        pull_model("org/model-GGUF:Q4_K_M")
 
 
 @pytest.mark.parametrize(
