@@ -76,14 +76,20 @@ def gguf_variants(files: Iterable[str]) -> dict[str, list[str]]:
     """
     models: dict[str, list[str]] = {}
     for file in sorted(files):
-        # A vision tower is `mmproj-X.gguf` or `X.mmproj-Q8_0.gguf`.
-        if file.lower().endswith(".gguf") and "mmproj" not in file.rpartition("/")[2].lower():
+        if file.lower().endswith(".gguf") and not _is_beside_a_model(file):
             models.setdefault(_SPLIT.sub("", file[: -len(".gguf")]), []).append(file)
     quantizations = [quantization(parts[0]) for parts in models.values()]
     variants = {}
     for parts, name in zip(models.values(), quantizations, strict=True):
         variants[name if name and quantizations.count(name) == 1 else parts[0]] = parts
     return variants
+
+
+def _is_beside_a_model(file: str) -> bool:
+    """Whether a GGUF file is a vision tower or an importance matrix, by its name."""
+    name = file.rpartition("/")[2].lower()
+    # A vision tower is `mmproj-X.gguf` or `X.mmproj-Q8_0.gguf`. A model may be `X-imatrix-Q4_0.gguf`.
+    return "mmproj" in name or ("imatrix" in name and quantization(name) is None)
 
 
 def select_gguf(name: HubName, files: Iterable[str]) -> list[str]:

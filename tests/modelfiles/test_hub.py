@@ -73,6 +73,20 @@ def test_pull_does_not_take_a_vision_tower_for_the_model(hub: FakeHub, tower: st
     assert hub.fetched() == {"X.Q8_0.gguf"}
 
 
+@pytest.mark.parametrize("matrix", ["X-imatrix.gguf", "imatrix_unsloth.gguf", "X.imatrix.gguf"])
+def test_pull_does_not_take_an_importance_matrix_for_a_model(hub: FakeHub, matrix: str) -> None:
+    hub.repositories["org/X"] = {"X.Q5_1.gguf": MODEL, matrix: MODEL + bytes(64)}
+    assert Path(pull_model("org/X").path).name == "X.Q5_1.gguf"
+    hub.repositories["org/Y"] = {"Y.Q3_K.gguf": MODEL, "Y.Q2_K.gguf": MODEL, matrix: MODEL}
+    with pytest.raises(ModelError, match="org/Y has several models: add one of Q2_K, Q3_K after a colon"):
+        pull_model("org/Y")
+
+
+def test_model_may_be_named_by_its_importance_matrix(hub: FakeHub) -> None:
+    hub.repositories["org/X"] = {"X-imatrix-Q5_1.gguf": MODEL}
+    assert Path(pull_model("org/X").path).name == "X-imatrix-Q5_1.gguf"
+
+
 def test_pull_without_a_variant_prefers_q4_k_m(hub: FakeHub) -> None:
     assert Path(pull_model("org/model-GGUF").path).name == "model-Q4_K_M.gguf"
     assert [known.name for known in known_models() if known.present] == ["org/model-GGUF:Q4_K_M"]
