@@ -77,7 +77,7 @@ def test_help_imports_no_heavy_modules() -> None:
         assert heavy not in output
 
 
-@pytest.mark.parametrize("command", ["serve", "complete", "run", "chat", "models", "pull", "bench"])
+@pytest.mark.parametrize("command", ["serve", "complete", "run", "chat", "models", "pull", "remove", "bench"])
 def test_command_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(command, "--help") == 0
     output = capsys.readouterr().out

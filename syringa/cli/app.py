@@ -161,6 +161,20 @@ def pull(
 
 
 @app.command()
+def remove(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name of `syringa models`.")],
+) -> None:
+    """Delete the files of a model that was pulled.
+
+    Files at a path of your own stay. Of a folder of the Hugging Face Hub, the whole repository is deleted from the
+    cache, which other programs share.
+    """
+    from syringa.cli.models import remove
+
+    remove(model)
+
+
+@app.command()
 def bench(
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Measure this running server instead of starting one.")

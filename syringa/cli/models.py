@@ -1,4 +1,4 @@
-"""`syringa models` and `syringa pull`."""
+"""`syringa models`, `syringa pull` and `syringa remove`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from syringa.cli.options import load_config
 from syringa.config import FILE_NAME, Config, ModelSpec, single_model_spec, top_level_spec
 from syringa.errors import ModelError, StartupError
 from syringa.modelfiles import catalog
+from syringa.modelfiles.remove import remove as remove_files
 from syringa.modelfiles.variants import HubName
 
 _NUMBERS = {"size", "parameters", "download", "memory", "context"}
@@ -167,3 +168,10 @@ def download(model: str, *, offline: bool = False, note: str = "") -> None:
         files = modelfiles.pull(model, progress.update, offline=offline, on_wait=progress.wait)
     console.print(f"{files.name} is at {files.path}{note}", highlight=False, markup=False, soft_wrap=True)
     modelfiles.describe(files)
+
+
+def remove(model: str) -> None:
+    """Delete the files of a model that was pulled. Raise `ModelError` for others."""
+    files = modelfiles.locate(model)
+    remove_files(files)
+    Console(stderr=True).print(f"Deleted {files.path}", highlight=False, markup=False, soft_wrap=True)

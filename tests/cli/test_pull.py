@@ -260,6 +260,21 @@ def test_pull_takes_addresses(name: str, syringa: Callable[..., Result]) -> None
     assert locate("org/llama-GGUF").path in result.err
 
 
+def test_remove_deletes_the_files_of_a_model(syringa: Callable[..., Result], tmp_path: Path) -> None:
+    syringa("pull", "org/llama-GGUF")
+    path = locate("org/llama-GGUF").path
+    assert syringa("remove", "hf.co/org/llama-GGUF") == (0, "", f"Deleted {path}\n")
+    assert not Path(path).exists()
+    assert not list((tmp_path / "hub").rglob("*.gguf"))
+    assert syringa("remove", "org/llama-GGUF").status == 1
+
+
+def test_remove_leaves_files_of_the_user(error_of: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "mine.gguf").write_bytes(gguf(llama(), TENSORS))
+    assert error_of("remove", "mine.gguf") == "syringa: the files of mine were not pulled, and are not deleted\n"
+    assert (tmp_path / "mine.gguf").exists()
+
+
 def test_vllm_decides_itself_what_runs(hub: FakeHub) -> None:
     add_folder(hub, MAMBA_CONFIG)
     Path("syringa.toml").write_text('[[models]]\nid = "mamba"\npath = "org/folder"\nengine = "vllm"\n')
