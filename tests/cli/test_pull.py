@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 from collections.abc import Callable, Iterator
@@ -258,6 +259,26 @@ def test_pull_takes_addresses(name: str, syringa: Callable[..., Result]) -> None
     assert result.status == 0
     assert "org/llama-GGUF" in result.err
     assert locate("org/llama-GGUF").path in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model"),
+    [
+        (("run", "org/llama-GGUF", "hi"), "org/llama-GGUF"),
+        (("chat", "qwen3-0.6b"), "unsloth/Qwen3-0.6B-GGUF:Q4_K_M"),
+        (("serve", "--port", "0"), "default"),
+    ],
+)
+def test_offline_keeps_commands_from_downloads(
+    arguments: tuple[str, ...], model: str, hub: FakeHub, error_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")  # restored at the end
+    # Not by attribute: the package has a function of the same name.
+    monkeypatch.setattr(importlib.import_module("syringa.modelfiles.locate"), "_package_folders", lambda name: [])
+    assert error_of(*arguments, "--offline") == (
+        f"syringa: {model} is not on this machine, and --offline or HF_HUB_OFFLINE is set\n"
+    )
+    assert hub.requests == []
 
 
 def test_remove_deletes_the_files_of_a_model(syringa: Callable[..., Result], tmp_path: Path) -> None:

