@@ -17,6 +17,7 @@ from syringa.engine.processes.nvml import GpuMemory
 from syringa.errors import ModelError
 from syringa.modelfiles import locate
 from tests.cli.conftest import Result
+from tests.cli.tiny_model import write_model
 from tests.modelfiles.fake_hub import FakeHub, fake_hub
 from tests.modelfiles.gguf_builder import TENSORS, gguf, llama
 
@@ -259,6 +260,30 @@ def test_pull_takes_addresses(name: str, syringa: Callable[..., Result]) -> None
     assert result.status == 0
     assert "org/llama-GGUF" in result.err
     assert locate("org/llama-GGUF").path in result.err
+
+
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3:0.6b"])
+def test_model_of_the_catalog_is_pulled_by_its_name(name: str, hub: FakeHub, syringa: Callable[..., Result]) -> None:
+    content = gguf(llama(), TENSORS)
+    hub.repositories["unsloth/Qwen3-0.6B-GGUF"] = {
+        "Qwen3-0.6B-Q4_K_M.gguf": content,
+        "Qwen3-0.6B-Q8_0.gguf": content + bytes(64),
+        "imatrix_unsloth.gguf": content + bytes(32),
+    }
+    result = syringa("pull", name)
+    path = locate("qwen3-0.6b").path
+    assert (result.status, result.err.splitlines()[-1]) == (0, f"qwen3-0.6b is at {path}")
+    assert Path(path).name == "Qwen3-0.6B-Q4_K_M.gguf"
+    assert hub.fetched() == {"Qwen3-0.6B-Q4_K_M.gguf"}
+
+
+def test_run_downloads_a_model_and_answers(hub: FakeHub, syringa: Callable[..., Result], tmp_path: Path) -> None:
+    write_model(tmp_path / "tiny.gguf")
+    hub.repositories["org/tiny-GGUF"] = {"tiny-F32.gguf": (tmp_path / "tiny.gguf").read_bytes()}
+    options = ("--dtype", "fp32", "--threads", "1", "--max-tokens", "4", "--allowed-token-ids", "2")
+    result = syringa("run", "hf.co/org/tiny-GGUF", "ab", *options)
+    assert (result.status, result.out) == (0, "aaaa\n")
+    assert f"org/tiny-GGUF is at {locate('org/tiny-GGUF').path}" in result.err
 
 
 @pytest.mark.parametrize(
