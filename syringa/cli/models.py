@@ -47,7 +47,11 @@ def list_available() -> None:
     """Print the models of the catalog, with what they need, and which of them fit on this machine, or on its GPU."""
     from syringa.engine.processes.startup_plan import catalog_needs
 
-    needs = catalog_needs(load_config({}, None))
+    try:
+        config = load_config({}, None)
+    except StartupError:  # settings that only a server needs, such as a file that is not here yet
+        config = Config()
+    needs = catalog_needs(config)
     table = _table("name", "kind", "parameters", "download", "memory", "fits", "context", "license", "source")
     for model in catalog.CATALOG:
         source = str(model.source) if isinstance(model.source, HubName) else "package index"

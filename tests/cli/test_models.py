@@ -119,6 +119,13 @@ def test_models_available_fit_on_the_expected_device(syringa: Callable[..., Resu
     assert "64.0 GB are free here" in out
 
 
+def test_models_available_are_listed_with_settings_that_cannot_be_read(syringa: Callable[..., Result]) -> None:
+    Path("syringa.toml").write_text('chat_template = "missing.jinja"\nport = "x"\n')
+    result = syringa("models", "--available")
+    assert result.status == 0, result.err
+    assert "qwen3-4b" in result.out
+
+
 def test_gpu_that_cannot_be_used_does_not_count(downloads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup_plan, "gpu_memories", lambda: [GpuMemory(4 * GB, 4 * GB, "0", usable=False)])
     ensure_model({"model": "qwen3-8b"}, None)
