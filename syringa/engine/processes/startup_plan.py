@@ -88,7 +88,6 @@ def check_preview(preview: Preview, spec: ModelSpec, config: Config) -> None:
     if options.engine == "vllm":
         return
     planner = MemoryPlanner(config, available_memory, gpu_memories)
-    device = planner.expected_device(options)
     if preview.folder is None:
         native = True
         if preview.metadata.get("general.architecture"):  # else the beginning of the file did not tell

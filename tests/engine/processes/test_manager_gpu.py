@@ -77,7 +77,7 @@ def test_manager_survives_unreadable_model_folder(
 def test_memory_needs_of_hf_models_cover_bf16_weights(tmp_path: Path) -> None:
     needed = []
     sizes = {"hidden_size": 1000, "num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1}
-    for kind in ("llama", "gemma"):
+    for kind in ("llama", "olmo2"):
         path = tmp_path / kind
         path.mkdir()
         config = {"model_type": kind, "architectures": ["X"], "vocab_size": 1000, "intermediate_size": 333_000}
