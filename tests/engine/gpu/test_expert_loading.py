@@ -13,19 +13,24 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from syringa.engine.cpu.layers.experts import NativeExperts
 from syringa.engine.gpu.decoder import GpuDecoder
 from syringa.engine.gpu.loading import load_gpu_decoder
-from syringa.engine.loading.loaded_model import LoadOptions
+from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
 from syringa.engine.loading.loader import load_model
 from syringa.engine.loading.model_size import read_size
 from syringa.engine.loading.quantized import mxfp4_weight, quantize_fp8
 from syringa.engine.loading.weights import open_weights
 from syringa.engine.models.config import is_native, read_config
+from syringa.engine.models.decoder import Decoder
+from syringa.engine.models.fused import FusedDecoder
+from syringa.engine.models.hf.model import HFModel
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import describe, locate
 from tests.engine.gpu.test_decoder import MODELS
 from tests.engine.gpu.tiny_models import CPU, count_bytes, load_tiny_gpu_model
 from tests.engine.loading.quantized_folders import copy_files, edit_config
+from tests.engine.models.gguf_models import relative_error
 from tests.engine.models.hybrid_models import make_config, save_hybrid
 from tests.engine.models.native_models import GLM4_MOE, GPT_OSS, LOCAL_EXPERTS
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
@@ -54,6 +59,12 @@ def edit_tensors(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]
     tensors = load_file(folder / "model.safetensors")
     edit(tensors)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def load_on_cpu(folder: Path, dtype: str = "fp32", **options: Any) -> LoadedModel:
+    loaded = load_model(LoadOptions(str(folder), dtype=dtype, device="cpu", threads=1, **options))
+    assert isinstance(loaded.model, Decoder)
+    return loaded
 
 
 def save_mxfp4(folder: Path) -> Any:
@@ -122,6 +133,8 @@ def test_incomplete_mxfp4_folder_is_refused(
     edit_tensors(tmp_path, edit)
     with pytest.raises(ModelError, match=message):
         load_gpu_folder(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        load_on_cpu(tmp_path)
 
 
 def test_missing_expert_is_refused(tmp_path: Path, load_gpu_folder: Callable[..., Any]) -> None:
@@ -130,6 +143,8 @@ def test_missing_expert_is_refused(tmp_path: Path, load_gpu_folder: Callable[...
     edit_tensors(tmp_path, lambda tensors: tensors.pop(name))
     with pytest.raises(ModelError, match=f"no tensor for '{name}'"):
         load_gpu_folder(tmp_path)
+    with pytest.raises(ModelError, match=f"no tensor for '{name}'"):
+        load_on_cpu(tmp_path)
 
 
 CORRECTION = "model.layers.2.mlp.gate.e_score_correction_bias"
@@ -155,9 +170,10 @@ def test_router_and_shared_experts_of_another_shape_are_refused(
     save(tmp_path, AutoConfig.for_model("glm4_moe", **(SIZES | GLM4_MOE)))
     load_gpu_folder(tmp_path)
     edit_tensors(tmp_path, edit)
-    with pytest.raises(ModelError, match=message) as refused:
-        load_gpu_folder(tmp_path)
-    assert "\n" not in refused.value.message
+    for load in (load_gpu_folder, load_on_cpu):
+        with pytest.raises(ModelError, match=message) as refused:
+            load(tmp_path)
+        assert "\n" not in refused.value.message
 
 
 def test_deterministic_mode_with_experts_is_refused_by_name(
@@ -217,38 +233,57 @@ def test_experts_in_fp8_match_rounded_model(tmp_path: Path, load_gpu_folder: Cal
         assert difference(logits, reference(model, prompt)) < 1e-3
 
 
-def test_mxfp4_folder_on_cpu_is_dequantized(tmp_path: Path) -> None:
+def save_gpt_oss(folder: Path, stored: str) -> Any:
+    """Save a model whose experts are in MXFP4, or all of whose weights are in bf16. Return transformers' in fp32."""
+    if stored == "mxfp4":
+        return save_mxfp4(folder)
+    model = save(folder, AutoConfig.for_model("gpt_oss", **(SIZES | GPT_OSS)))
+    for parameter in model.parameters():
+        parameter.data = parameter.bfloat16().float()
+    edit_tensors(folder, lambda tensors: tensors.update({name: each.bfloat16() for name, each in tensors.items()}))
+    return model
+
+
+# The experts in MXFP4 are larger, and differences grow with them.
+@pytest.mark.parametrize(("stored", "tolerance"), [("mxfp4", 0.15), ("bf16", 0.03)])
+def test_packed_experts_on_cpu_match_transformers(tmp_path: Path, stored: str, tolerance: float) -> None:
+    hf_model = save_gpt_oss(tmp_path, stored)
+    expected = [reference(hf_model, prompt) for prompt in PROMPTS]
+    loaded = load_on_cpu(tmp_path)
+    for batch in (run(loaded, PROMPTS), run(loaded, PROMPTS, chunk=15)):
+        for logits, wanted in zip(batch, expected, strict=True):
+            assert difference(logits, wanted) < 1e-3
+    without_kernels = load_on_cpu(tmp_path, native_kernels=False)
+    assert difference(run(without_kernels, PROMPTS[:1])[0], expected[0]) < 1e-3
+    quantized = load_on_cpu(tmp_path, "int8")
+    assert isinstance(quantized.model, FusedDecoder)
+    assert all(isinstance(layer.mlp, NativeExperts) for layer in quantized.model.layers)
+    batch = run(quantized, PROMPTS)
+    assert relative_error(torch.cat(batch), torch.cat(expected)) < tolerance
+    for logits, prompt in zip(batch, PROMPTS, strict=True):
+        assert torch.equal(logits, run(quantized, [prompt])[0])
+
+
+def test_mxfp4_folder_on_cpu_is_the_same_in_int8_as_one_in_bf16(tmp_path: Path) -> None:
+    """bf16 has all numbers of MXFP4."""
     hf_model = save_mxfp4(tmp_path)
-    loaded = load_model(LoadOptions(str(tmp_path), dtype="fp32", device="cpu", threads=1))
-    for logits, prompt in zip(run(loaded, PROMPTS[:2], chunk=15), PROMPTS, strict=False):
-        assert difference(logits, reference(hf_model, prompt)) < 1e-3
-    # bf16 has all numbers of MXFP4, so int8 is made of the same weights as from a folder that is not quantized.
     plain = tmp_path / "plain"
     hf_model.save_pretrained(plain)
     copy_files([tmp_path / "tokenizer.json"], plain)
-    found, expected = (
-        load_model(LoadOptions(str(folder), dtype="int8", device="cpu", threads=1)) for folder in (tmp_path, plain)
-    )
+    found, expected = (load_on_cpu(folder, "int8") for folder in (tmp_path, plain))
     assert found.info.parameters == expected.info.parameters
     assert found.plan is not None
     assert expected.plan is not None
     assert found.plan.weights == expected.plan.weights
-    assert found.plan.model.loading == expected.plan.model.loading
+    assert found.plan.model.loading == expected.plan.model.loading == {}  # experts are quantized one by one
     for logits, wanted in zip(run(found, PROMPTS[:2]), run(expected, PROMPTS[:2]), strict=True):
         assert torch.equal(logits, wanted)
 
 
-def test_incomplete_mxfp4_folder_is_refused_on_cpu(tmp_path: Path) -> None:
-    save_mxfp4(tmp_path)
-    edit_tensors(tmp_path, lambda tensors: tensors.pop(f"{GATE_UP}_scales"))
-    with pytest.raises(ModelError, match=rf"no tensor for '{GATE_UP}_scales'"):
-        load_model(LoadOptions(str(tmp_path), dtype="fp32", device="cpu", threads=1))
-
-
-def test_moe_families_are_native_on_gpu_only() -> None:
+def test_moe_families_are_native() -> None:
     for kind in ("qwen3_moe", "mixtral", "gpt_oss", "glm4_moe"):
         assert is_native({"model_type": kind, "hidden_act": "silu"})
-        assert not is_native({"model_type": kind, "hidden_act": "silu"})
+        assert not is_native({"model_type": kind, "hidden_act": "gelu"})
 
 
 def test_experts_in_groups_run_on_transformers_definition(tmp_path: Path, load_gpu_folder: Callable[..., Any]) -> None:
@@ -256,6 +291,7 @@ def test_experts_in_groups_run_on_transformers_definition(tmp_path: Path, load_g
     hf_model = save(tmp_path, AutoConfig.for_model("glm4_moe", **(SIZES | GLM4_MOE | groups)))
     assert not is_native(describe(locate(str(tmp_path))).config)
     on_cpu = load_model(LoadOptions(str(tmp_path), dtype="fp32", device="cpu", threads=1))
+    assert isinstance(on_cpu.model, HFModel)
     for logits, prompt in zip(run(on_cpu, PROMPTS[:2]), PROMPTS, strict=False):
         assert difference(logits, reference(hf_model, prompt)) < 1e-3
     assert not isinstance(load_gpu_folder(tmp_path).gpu.decoder, GpuDecoder)

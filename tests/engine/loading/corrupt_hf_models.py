@@ -1,4 +1,6 @@
-"""Loads corrupt GGUF files of models on `transformers`' definitions, like `corrupt_models.py` those of native ones.
+"""Loads corrupt GGUF files that `loading.gguf_parameters` reads, for the native decoder and for `transformers`.
+
+`corrupt_models.py` does it with those of the Llama family.
 
 python -m tests.engine.loading.corrupt_hf_models --seed 1 --count 1000
 """
@@ -23,8 +25,7 @@ from syringa.engine.scheduling.oom import is_oom
 from syringa.errors import StartupError
 from syringa.modelfiles import read_gguf
 from tests.engine.loading.corrupt_models import CPU_SECONDS, MEMORY, check_line, check_logits
-from tests.engine.models.gguf_models import Quantize, random_quantization, tiny_config, write_gguf
-from tests.engine.models.tiny_models import save
+from tests.engine.models.gguf_models import WIDE, WIDE_EXPERTS, Quantize, random_quantization, save_gguf
 from tests.modelfiles.gguf_mutations import (
     Corruption,
     corrupt_randomly,
@@ -34,13 +35,15 @@ from tests.modelfiles.gguf_mutations import (
     replace,
 )
 
-WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2, "vocab_size": 64}
 # The types of matrices and of experts; None: F32, with tensors that only such files have.
 FAMILIES: dict[str, tuple[str, str] | None] = {
     "gemma3": ("Q6_K", ""),
     "phi3": ("Q4_0", ""),
     "qwen3moe": ("Q8_0", "Q4_K"),
     "gpt-oss": ("Q8_0", "MXFP4"),
+    # On transformers' definitions.
+    "glm4": ("Q6_K", ""),
+    "qwen2moe": ("Q8_0", "Q4_K"),
     "granite": None,
 }
 DTYPES = ("gguf", "int8", "gguf", "fp32")
@@ -48,11 +51,10 @@ DTYPES = ("gguf", "int8", "gguf", "fp32")
 
 def small_model(folder: Path, family: str) -> bytes:
     """Return a GGUF file of a tiny model."""
-    changes = WIDE | ({"moe_intermediate_size": 256} if family == "qwen3moe" else {})
+    changes = WIDE | WIDE_EXPERTS.get(family, {}) | {"vocab_size": 64}
     kinds = FAMILIES[family]
     quantize: Quantize | None = random_quantization(*kinds) if kinds else None
-    model = save(folder / family, tiny_config(family, **changes))
-    return write_gguf(folder / f"{family}.gguf", family, model, quantize).read_bytes()
+    return save_gguf(folder / family, family, quantize, **changes)[0].read_bytes()
 
 
 def try_load(path: Path, dtype: str) -> str:
@@ -74,7 +76,7 @@ class CorruptFiles:
         self.choice = random.Random(seed)
         torch.manual_seed(seed)
         self.files = {family: small_model(folder, family) for family in FAMILIES}
-        self.tensors = {family: list(read_gguf(folder / f"{family}.gguf").tensors.values()) for family in FAMILIES}
+        self.tensors = {family: list(read_gguf(folder / family / "model.gguf").tensors.values()) for family in FAMILIES}
         self.fields = {family: header_fields(data) for family, data in self.files.items()}
 
     def corrupt(self, index: int) -> Corruption:

@@ -144,10 +144,12 @@ def test_gguf_layers_stay_in_blocks_where_types_allow(tmp_path: Path) -> None:
     first, second = model.layers
     assert isinstance(model.embedding, BlockEmbedding)
     assert isinstance(model.head, Int8Linear)  # from F32
-    assert all(isinstance(each, BlockLinear) for each in (first.qkv, first.out, first.gate_up, first.down))
-    assert isinstance(second.qkv, BlockLinear)
-    assert isinstance(second.gate_up, Int8Linear)  # gate and up are of different types
-    assert isinstance(second.down, Int8Linear)  # Q2_K
+    attention, mlp = first.mixer, first.mlp
+    linears = attention.project, attention.out.linear, mlp.gate_up.linear, mlp.down.linear
+    assert all(isinstance(each, BlockLinear) for each in linears)
+    assert isinstance(second.mixer.project, BlockLinear)
+    assert isinstance(second.mlp.gate_up.linear, Int8Linear)  # gate and up are of different types
+    assert isinstance(second.mlp.down.linear, Int8Linear)  # Q2_K
     automatic: Any = load(path, "auto")
     assert automatic.info.dtype == "int8"  # a small model
 

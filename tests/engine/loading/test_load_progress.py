@@ -22,8 +22,7 @@ from syringa.modelfiles import describe, locate, read_embedding_spec
 from tests.engine.embedding.tiny_encoders import save_encoder
 from tests.engine.gpu.tiny_models import CPU
 from tests.engine.loading.gguf_files import write_gguf
-from tests.engine.models.gguf_models import tiny_config
-from tests.engine.models.gguf_models import write_gguf as write_family
+from tests.engine.models.gguf_models import save_gguf
 from tests.engine.models.tiny_models import SIZES, save
 
 LAYERS = SIZES["num_hidden_layers"]
@@ -67,9 +66,10 @@ def load(path: Path, dtype: str, reports: Reports) -> Any:
     return load_model(LoadOptions(model=str(path), dtype=dtype, threads=1, device="cpu"), reports).model
 
 
+@pytest.mark.parametrize("kind", ["llama", "phi3", "mixtral"])
 @pytest.mark.parametrize("dtype", ["fp32", "int8"])
-def test_native_folder(folders: Callable[[str], Path], reports: Reports, dtype: str) -> None:
-    load(folders("llama"), dtype, reports)
+def test_native_folder(folders: Callable[[str], Path], reports: Reports, kind: str, dtype: str) -> None:
+    load(folders(kind), dtype, reports)
     assert reports.all == [(done, LAYERS + 1) for done in range(LAYERS + 2)]
 
 
@@ -79,16 +79,21 @@ def test_native_gguf_file(tmp_path: Path, reports: Reports, dtype: str) -> None:
     assert reports.all == [(0, 2), (1, 2), (2, 2)]
 
 
+@pytest.mark.parametrize("dtype", ["gguf", "int8"])
+def test_native_gguf_file_with_experts(tmp_path: Path, reports: Reports, dtype: str) -> None:
+    load(save_gguf(tmp_path, "mixtral")[0], dtype, reports)
+    assert reports.all == [(done, LAYERS + 1) for done in range(LAYERS + 2)]
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "int8"])
 def test_folder_on_a_definition_of_transformers(folders: Callable[[str], Path], reports: Reports, dtype: str) -> None:
-    assert isinstance(load(folders("gemma"), dtype, reports), HFModel)
+    assert isinstance(load(folders("olmo2"), dtype, reports), HFModel)
     reports.check(steps=20)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "int8"])
 def test_gguf_file_on_a_definition_of_transformers(tmp_path: Path, reports: Reports, dtype: str) -> None:
-    path = write_family(tmp_path / "m.gguf", "phi3", save(tmp_path, tiny_config("phi3")))
-    assert isinstance(load(path, dtype, reports), HFModel)
+    assert isinstance(load(save_gguf(tmp_path, "glm4")[0], dtype, reports), HFModel)
     reports.check(steps=10)
 
 
@@ -101,7 +106,7 @@ def test_folder_on_the_decoder_of_a_gpu(folders: Callable[[str], Path], reports:
 
 
 def test_definition_of_transformers_on_a_gpu(folders: Callable[[str], Path], reports: Reports) -> None:
-    files = locate(str(folders("gemma")))
+    files = locate(str(folders("olmo2")))
     load_hf_model(files, describe(files), "fp32", None, 64, 1, CPU, progress=reports)
     reports.check(steps=20)
 
@@ -117,9 +122,9 @@ def test_embedding_model(tmp_path: Path, reports: Reports, family: str) -> None:
 
 
 def test_hook_of_transformers_is_taken_back(folders: Callable[[str], Path], tmp_path: Path, reports: Reports) -> None:
-    load(folders("gemma"), "fp32", reports)
+    load(folders("olmo2"), "fp32", reports)
     assert set_tqdm_hook(None) is None
-    save(tmp_path, AutoConfig.for_model("gemma", **SIZES))
+    save(tmp_path, AutoConfig.for_model("olmo2", **SIZES))
     (tmp_path / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(ModelError):
         load(tmp_path, "fp32", reports)

@@ -14,9 +14,10 @@ from syringa.engine.loading import precision
 from syringa.engine.loading.model_size import ModelSize, estimate_model_size, gigabytes, read_model_size, read_size
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 from syringa.errors import ConfigError, ModelError
-from syringa.modelfiles import catalog, describe, locate
+from syringa.modelfiles import catalog, describe, locate, read_gguf
 from syringa.modelfiles.variants import HubName
 from tests.engine.loading.gguf_files import HIDDEN, INTERMEDIATE, KV, MATRICES, VOCAB, quantized_bytes, write_gguf
+from tests.engine.models.gguf_models import save_wide_gguf
 from tests.modelfiles.gguf_builder import StoredTensor, Tensor, gguf, llama
 
 LINEAR = sum(inputs * outputs for inputs, outputs in MATRICES.values())
@@ -50,6 +51,17 @@ def test_size_of_gguf_file_counts_tensors_that_become_int8(tmp_path: Path) -> No
     assert other - plain == mlp - quantized_bytes(mlp, "Q4_K")
     apart = read(write_gguf(tmp_path / "c.gguf", ffn_up="Q6_K")).weights["gguf"]  # gate and up run together
     assert apart - plain == 2 * (mlp - quantized_bytes(mlp, "Q4_K"))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "phi3", "qwen3moe", "gpt-oss", "mixtral"])
+def test_size_of_native_gguf_file_is_that_of_its_blocks(tmp_path: Path, family: str) -> None:
+    """Of those whose projections share a matrix, too, and of experts."""
+    path = save_wide_gguf(tmp_path, family, "Q4_K")
+    found = read(path)
+    assert found.native
+    stored = sum(info.size for info in read_gguf(str(path)).tensors.values())
+    assert found.weights["gguf"] == pytest.approx(stored, rel=0.03)  # of a tiny model, routers and biases weigh more
+    assert found.loading == {}
 
 
 def write_folder(path: Path, **config: Any) -> Path:
@@ -86,7 +98,7 @@ def test_size_of_native_folder(tmp_path: Path) -> None:
 
 
 def test_size_of_folder_on_transformers_definition_covers_its_bf16_weights(tmp_path: Path) -> None:
-    found = read(write_folder(tmp_path / "m", model_type="gemma2", head_dim=32))
+    found = read(write_folder(tmp_path / "m", model_type="cohere2", head_dim=32))
     assert not found.native
     assert found.parameters == LINEAR + EMBEDDING
     assert found.weights["int8"] == LINEAR + EMBEDDING + 2 * EMBEDDING

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType, quants
 from transformers import AutoConfig
 
 from tests.engine.gguf_blocks import random_blocks
-from tests.engine.models.tiny_models import SIZES
+from tests.engine.models.tiny_models import SIZES, save
 
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
 GEMMA3_ROPE = {
@@ -81,14 +81,60 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "cohere2": ("cohere2", {"logit_scale": 0.3, "sliding_window": 12}),
 }
+NATIVE = ("gemma", "gemma2", "gemma3", "phi3", "qwen3moe", "gpt-oss", "mixtral")  # on the native decoder
 LLAMA_FAMILIES = ("mixtral", "granite")  # those of the converter's LlamaModel
+# Changes with which rows are of whole Q4_K blocks.
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
+WIDE_EXPERTS = {
+    "qwen3moe": {"moe_intermediate_size": 256},
+    "qwen2moe": {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256},
+}
 
+TinyGguf = Callable[[str], tuple[Path, Any]]
 Quantize = Callable[[str, np.ndarray], tuple[np.ndarray, GGMLQuantizationType]]
 
 
 def tiny_config(family: str, **changes: Any) -> Any:
     model_type, fields = FAMILIES[family]
     return AutoConfig.for_model(model_type, **(SIZES | fields | changes))
+
+
+def save_gguf(folder: Path, family: str, quantize: Quantize | None = None, **changes: Any) -> tuple[Path, Any]:
+    """Write a tiny model as a GGUF file. Return its path and transformers' instance of the model."""
+    model = save(folder, tiny_config(family, **changes))
+    return write_gguf(folder / "model.gguf", family, model, quantize), model
+
+
+def save_wide_gguf(folder: Path, family: str, kind: str, experts: str = "") -> Path:
+    """Write a model of random blocks of these types: of all matrices but those of experts, and of experts."""
+    changes = WIDE | WIDE_EXPERTS.get(family, {})
+    return save_gguf(folder, family, random_quantization(kind, experts or kind), **changes)[0]
+
+
+def edit_gguf(path: Path, edit: Callable[[str], str | None], added: str = "") -> Path:
+    """Copy a file with tensors renamed as `edit` says; None leaves one out. `added`: the name of a further one."""
+    reader, target = gguf.GGUFReader(path), path.with_name("edited.gguf")
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(target, architecture)
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), field.types[0], sub_type=sub_type)
+    for tensor in reader.tensors:
+        if (name := edit(tensor.name)) is not None:
+            writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
+    if added:
+        writer.add_tensor(added, np.zeros(64, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the error of the median row: rounding may route a few tokens to other experts."""
+    return float(((got - expected).norm(dim=1) / expected.norm(dim=1)).median())
 
 
 def convert(family: str, name: str, tensor: torch.Tensor, config: Any) -> dict[str, torch.Tensor]:

@@ -17,6 +17,7 @@ import torch
 
 from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
 from syringa.engine.loading.loader import load_model
+from syringa.engine.models.decoder import Decoder
 from syringa.engine.worker.core import EngineCore
 from syringa.modelfiles import describe, load_tokenizer, locate
 from tests.engine.conftest import drive, request
@@ -35,7 +36,9 @@ def tokenizer() -> Any:
 
 
 def load(dtype: str) -> LoadedModel:
-    return load_model(LoadOptions(model=PATH, dtype=dtype, max_model_len=2048))
+    loaded = load_model(LoadOptions(model=PATH, dtype=dtype, max_model_len=2048, device="cpu"))
+    assert isinstance(loaded.model, Decoder)
+    return loaded
 
 
 def transformers_model() -> Any:

@@ -24,20 +24,20 @@ from syringa.errors import ModelError
 from syringa.modelfiles import describe, locate
 from tests.engine.conftest import Driver, request
 from tests.engine.gpu.tiny_models import nan_filled_cache
-from tests.engine.models.hf.test_model import FULL, SLIDING, config_of
+from tests.engine.models.hf.test_model import config_of
 from tests.engine.models.tiny_models import PROMPTS, difference, reference, run, save
 
 CPU = torch.device("cpu")
 # On the kernels: windows, a custom scale, layers with different heads, experts, softcap, sinks. The last two on
 # PyTorch: keys longer than values, small heads.
 FAMILIES: dict[str, dict[str, Any]] = {
-    "gemma3_text": {},
+    "olmo3": {},
     "granite": {},
     "gemma4_text": {},
     "gpt2": {},
-    "mixtral": {},
-    "gemma2": {},
-    "gpt_oss": {},
+    "granitemoe": {},
+    "vaultgemma": {},
+    "granite_swa": {},
     "deepseek_v3": {},
     "cohere2": {"head_dim": 8},
 }
@@ -77,11 +77,11 @@ def test_gpu_hf_logits_match_transformers(tmp_path: Path, family: str, monkeypat
 @pytest.mark.parametrize(
     ("family", "changes", "kernels"),
     [
-        ("gemma3_text", {"layer_types": [SLIDING, FULL] * 2}, True),
+        ("olmo3", {}, True),
         ("gemma4_text", {}, True),
         ("gemma4_text", {"global_head_dim": 512}, False),
-        ("gemma2", {}, True),
-        ("gpt_oss", {}, True),
+        ("vaultgemma", {}, True),
+        ("granite_swa", {}, True),
         ("deepseek_v3", {}, False),
         ("cohere2", {"head_dim": 8}, False),
     ],
@@ -113,7 +113,7 @@ def test_gpu_hf_attention_reads_no_unwritten_cache(tmp_path: Path, monkeypatch: 
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "phi3"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "starcoder2"])
 def test_gpu_hf_engine_matches_cpu_engine(tmp_path: Path, family: str) -> None:
     """With async scheduling, forks, a preemption, and sampling parameters that only the host supports."""
     save(tmp_path, config_of(family))
@@ -139,7 +139,7 @@ def test_gpu_hf_engine_matches_cpu_engine(tmp_path: Path, family: str) -> None:
 
 def test_padding_rows_write_no_other_cache_slots(tmp_path: Path) -> None:
     """With five sequences in a graph for eight, the cache changes only in their slots."""
-    save(tmp_path, config_of("phi3"))
+    save(tmp_path, config_of("starcoder2"))
     core = EngineCore(load(tmp_path), SchedulerLimits(max_running=8), kv_cache_tokens=320)
     driver = Driver(core)
     for i in range(5):
@@ -156,7 +156,9 @@ def test_padding_rows_write_no_other_cache_slots(tmp_path: Path) -> None:
     core.close()
 
 
-@pytest.mark.parametrize(("family", "supports_cuda_graphs"), [("phi3", True), ("gemma2", True), ("deepseek_v3", False)])
+@pytest.mark.parametrize(
+    ("family", "supports_cuda_graphs"), [("starcoder2", True), ("vaultgemma", True), ("deepseek_v3", False)]
+)
 def test_cuda_graphs_need_kernels_for_all_layers(tmp_path: Path, family: str, supports_cuda_graphs: bool) -> None:
     save(tmp_path, config_of(family))
     loaded = load(tmp_path)
@@ -167,7 +169,7 @@ def test_cuda_graphs_need_kernels_for_all_layers(tmp_path: Path, family: str, su
 def test_can_capture_graphs_checks_replayed_logits_and_synchronization(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(tmp_path, config_of("phi3"))
+    save(tmp_path, config_of("starcoder2"))
     loaded = load(tmp_path)
     assert loaded.gpu is not None
     decoder: Any = loaded.gpu.decoder
@@ -194,7 +196,7 @@ def test_can_capture_graphs_checks_replayed_logits_and_synchronization(
 
 
 def test_gpu_hf_bf16_is_close_to_fp32(tmp_path: Path) -> None:
-    hf_model = save(tmp_path, config_of("gemma3_text"))
+    hf_model = save(tmp_path, config_of("olmo3"))
     loaded = load(tmp_path, "bf16")
     assert loaded.cache.dtype == torch.bfloat16
     assert loaded.gpu is not None
@@ -206,7 +208,7 @@ def test_gpu_hf_bf16_is_close_to_fp32(tmp_path: Path) -> None:
 
 
 def test_batch_check_refuses_gpu_model_that_mixes_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path, config_of("phi3"))
+    save(tmp_path, config_of("starcoder2"))
     forward = HFGpuDecoder.forward
 
     def mixing(self: HFGpuDecoder, rows: Any, *rest: Any) -> torch.Tensor:

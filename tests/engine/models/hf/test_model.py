@@ -10,8 +10,11 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from syringa.engine.cpu.layers.native_ops import attend
+from syringa.engine.cpu.native import AttentionShape, Kernels
 from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
 from syringa.engine.loading.loader import load_model
+from syringa.engine.models.hf import attention as hf_attention
 from syringa.engine.models.hf.model import HFModel
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
@@ -31,9 +34,24 @@ from tests.engine.models.tiny_models import (
 EXPERTS = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
 LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 24}
 FULL, SLIDING = "full_attention", "sliding_attention"
+LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + i / 8 for i in range(8)],
+    "long_factor": [4.0 + i for i in range(8)],
+    "original_max_position_embeddings": 32,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "gemma2": {"head_dim": 16, "sliding_window": 12, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 20},
-    "gemma3_text": {"head_dim": 16, "sliding_window": 12, "layer_types": [SLIDING, FULL] * 2},
+    "vaultgemma": {  # soft caps
+        "head_dim": 16,
+        "sliding_window": 12,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+        "query_pre_attn_scalar": 20,
+        "layer_types": [SLIDING, FULL] * 2,
+    },
+    "olmo3": {"sliding_window": 12, "layer_types": [SLIDING, FULL] * 2},  # rotary embedding by layer type
     "gemma4_text": {  # layer types with different head sizes
         "head_dim": 16,
         "global_head_dim": 32,
@@ -43,11 +61,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 0,
         "layer_types": [SLIDING, FULL] * 2,
     },
-    "phi3": {"sliding_window": 20},
     "phi": {"partial_rotary_factor": 0.5},
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20},
-    "qwen3_moe": EXPERTS | {"num_experts": 4, "head_dim": 32},
-    "gpt_oss": {"head_dim": 16, "sliding_window": 12, "num_local_experts": 4, "num_experts_per_tok": 2},  # sinks
+    "glm4": {"head_dim": 32, "attention_bias": True},  # gate and up are one matrix
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 80},
+    "granitemoe": LOCAL_EXPERTS,
+    "aria_text": {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},  # experts as inputs × outputs
+    "granite_swa": {"head_dim": 16, "sliding_window": 12, "attention_multiplier": 0.3},  # sinks
+    "granitemoe_swa": LOCAL_EXPERTS | {"head_dim": 16, "sliding_window": 12, "attention_multiplier": 0.3},
     "deepseek_v3": EXPERTS
     | LATENT  # keys longer than values
     | {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
@@ -105,7 +126,7 @@ def test_hf_model_logits_match_transformers(tiny_model: Any, family: str) -> Non
     torch.testing.assert_close(decoded[0], alone[0], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "qwen3_moe", "phi"])
+@pytest.mark.parametrize("family", ["vaultgemma", "granite_swa", "olmo3", "qwen2_moe", "phi"])
 def test_hf_model_without_kernels_matches_transformers(tiny_model: Any, family: str) -> None:
     folder, hf_model = tiny_model(family)
     loaded = load(folder, native_kernels=False)
@@ -113,7 +134,7 @@ def test_hf_model_without_kernels_matches_transformers(tiny_model: Any, family: 
     assert all(difference(x, reference(hf_model, prompt)) < 1e-3 for x, prompt in zip(got, PROMPTS, strict=True))
 
 
-@pytest.mark.parametrize("family", ["gemma2", "phi3", "qwen3_moe", "gpt2", "cohere2"])
+@pytest.mark.parametrize("family", ["vaultgemma", "granitemoe_swa", "qwen2_moe", "gpt2", "cohere2"])
 def test_hf_model_greedy_tokens_match_transformers(tiny_model: Any, family: str) -> None:
     folder, hf_model = tiny_model(family)
     core = EngineCore(load(folder), kv_cache_tokens=1024)
@@ -135,7 +156,7 @@ def test_hf_model_greedy_tokens_match_transformers(tiny_model: Any, family: str)
 
 
 def test_only_experts_of_a_step_are_computed_in_int8(tiny_model: Any) -> None:
-    loaded: Any = load(tiny_model("qwen3_moe")[0], "int8")
+    loaded: Any = load(tiny_model("olmoe")[0], "int8")
     layers = [layer.mlp.experts.native_experts for layer in loaded.model.model.model.layers]
     counters = []
     for experts in layers:
@@ -147,7 +168,9 @@ def test_only_experts_of_a_step_are_computed_in_int8(tiny_model: Any) -> None:
     assert [sorted(each.calls for each in projections) for projections in counters] == [[0, 0, 1, 1]] * 2 * len(layers)
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "mixtral", "gpt_oss", "deepseek_v3", "gpt2", "phi"])
+@pytest.mark.parametrize(
+    "family", ["vaultgemma", "olmo3", "granitemoe", "granitemoe_swa", "aria_text", "deepseek_v3", "gpt2", "phi"]
+)
 @pytest.mark.parametrize("dtype", ["int8", "bf16"])
 def test_hf_model_bf16_and_int8_are_batch_invariant(tiny_model: Any, family: str, dtype: str) -> None:
     loaded = load(tiny_model(family)[0], dtype)
@@ -156,11 +179,11 @@ def test_hf_model_bf16_and_int8_are_batch_invariant(tiny_model: Any, family: str
     for one, other, pieces in zip(alone, together, chunked, strict=True):
         # PyTorch's sigmoid, in DeepSeek's router, rounds the last numbers of a tensor differently.
         assert torch.equal(one, other) or (family == "deepseek_v3" and difference(one, other) < 0.05)
-        # Attention outside the kernels (sinks, keys longer than values) is not bit-exact across chunk sizes.
-        assert torch.equal(one, pieces) or family in ("gpt_oss", "deepseek_v3")
+        # Attention outside the kernels (keys longer than values) is not bit-exact across chunk sizes.
+        assert torch.equal(one, pieces) or family == "deepseek_v3"
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "phi3", "gpt2", "olmo2"])
+@pytest.mark.parametrize("family", ["vaultgemma", "granite_swa", "glm4", "gpt2", "olmo2"])
 def test_hf_model_bf16_and_int8_are_close_to_fp32(tiny_model: Any, family: str) -> None:
     folder, hf_model = tiny_model(family)
     expected = reference(hf_model, PROMPTS[0])
@@ -169,7 +192,7 @@ def test_hf_model_bf16_and_int8_are_close_to_fp32(tiny_model: Any, family: str) 
         assert float(error.norm() / expected.norm()) < tolerance, dtype
 
 
-@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("family", ["olmoe", "aria_text"])
 def test_hf_model_experts_are_quantized_to_int8(tiny_model: Any, family: str) -> None:
     folder, hf_model = tiny_model(family)
     loaded = load(folder, "int8")
@@ -189,7 +212,7 @@ def test_hf_model_experts_are_quantized_to_int8(tiny_model: Any, family: str) ->
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 def test_hf_model_output_does_not_depend_on_token_budget(tiny_model: Any, dtype: str) -> None:
-    loaded = load(tiny_model("phi3")[0], dtype)
+    loaded = load(tiny_model("starcoder2")[0], dtype)
     answers = []
     for budget in (512, 8):  # with 8 tokens per step, most steps need no logits
         core = EngineCore(loaded, SchedulerLimits(step_tokens=budget), kv_cache_tokens=512)
@@ -199,17 +222,46 @@ def test_hf_model_output_does_not_depend_on_token_budget(tiny_model: Any, dtype:
     assert answers[0] == answers[1]
 
 
-def test_dynamic_rope_does_not_depend_on_batch(tmp_path: Path) -> None:
-    short, long = [1.0 + i / 8 for i in range(8)], [4.0 + i for i in range(8)]
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": short, "long_factor": long}
-    config = config_of("phi3", original_max_position_embeddings=32, rope_parameters=rope, sliding_window=None)
-    hf_model = save(tmp_path, config)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"family": "olmo2", "rope_parameters": LONGROPE},
+        {
+            "family": "olmo3",
+            "rope_parameters": {FULL: LONGROPE, SLIDING: {"rope_type": "default", "rope_theta": 10000.0}},
+        },
+    ],
+    ids=["all layers", "by layer type"],
+)
+def test_dynamic_rope_does_not_depend_on_batch(tmp_path: Path, changes: dict[str, Any]) -> None:
+    hf_model = save(tmp_path, config_of(**changes))
     loaded = load(tmp_path)
     for prompt in PROMPTS:  # transformers uses the long factors beyond 32 tokens, this engine for any 256-token context
         got = run(loaded, [prompt], chunk=16)[0]
         assert (difference(got, reference(hf_model, prompt)) < 1e-3) == (len(prompt) > 32)
     within = load(tmp_path, max_model_len=32)
     assert difference(run(within, [PROMPTS[1]])[0], reference(hf_model, PROMPTS[1])) < 1e-3
+
+
+@pytest.mark.parametrize("family", ["vaultgemma", "granite_swa"])
+def test_attention_with_soft_caps_and_sinks_runs_in_the_compiled_kernel(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    folder, hf_model = tiny_model(family)
+    loaded = load(folder)
+    assert loaded.kernels is not None
+    calls: list[AttentionShape] = []
+
+    def watched(kernels: Kernels, shape: AttentionShape, *arguments: Any) -> None:
+        calls.append(shape)
+        attend(kernels, shape, *arguments)
+
+    monkeypatch.setattr(hf_attention, "attend", watched)
+    monkeypatch.setattr(hf_attention, "paged_attention", None)  # in PyTorch
+    for got, prompt in zip(run(loaded, PROMPTS, chunk=13), PROMPTS, strict=True):
+        assert difference(got, reference(hf_model, prompt)) < 1e-3
+    assert all(bool(shape.sinks) == (family == "granite_swa") for shape in calls)
+    assert all(bool(shape.softcap) == (family == "vaultgemma") for shape in calls)
 
 
 REFUSED = {
@@ -256,12 +308,12 @@ def test_loader_refuses_unsupported_architectures_before_reading_weights(tmp_pat
         ({"vision_config": {"hidden_size": 8}}, "read images"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized"),
         ({"model_type": "unheard_of"}, "does not know its type, 'unheard_of'"),
-        ({"architectures": ["Gemma2ForSequenceClassification"]}, "only Gemma2ForCausalLM generates text"),
+        ({"architectures": ["Starcoder2ForSequenceClassification"]}, "only Starcoder2ForCausalLM generates text"),
         ({"auto_map": {"AutoConfig": "evil.Evil"}, "model_type": "evil"}, "does not know its type, 'evil'"),
     ],
 )
 def test_loader_refuses_unsupported_configs(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
-    config = config_of("gemma2").to_dict() | {"architectures": ["Gemma2ForCausalLM"]}
+    config = config_of("starcoder2").to_dict() | {"architectures": ["Starcoder2ForCausalLM"]}
     save_config(tmp_path, config | changes)
     with pytest.raises(ModelError, match=reason):
         load(tmp_path)
@@ -270,7 +322,7 @@ def test_loader_refuses_unsupported_configs(tmp_path: Path, changes: dict[str, A
 def test_loader_refuses_missing_and_broken_weights(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    save(tmp_path, config_of("gemma2"))
+    save(tmp_path, config_of("granite"))
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     tensors.pop("model.layers.2.mlp.up_proj.weight")
@@ -283,14 +335,14 @@ def test_loader_refuses_missing_and_broken_weights(tmp_path: Path) -> None:
 
 
 def test_loader_checks_memory_before_reading_weights(tmp_path: Path) -> None:
-    config = config_of("gemma2", hidden_size=65536, intermediate_size=262144, num_hidden_layers=80)
-    save_config(tmp_path, config.to_dict() | {"architectures": ["Gemma2ForCausalLM"]})
+    config = config_of("starcoder2", hidden_size=65536, intermediate_size=262144, num_hidden_layers=80)
+    save_config(tmp_path, config.to_dict() | {"architectures": ["Starcoder2ForCausalLM"]})
     with pytest.raises(ModelError, match="GB of memory for its weights in bf16"):
         load(tmp_path, "bf16")
 
 
 def test_loader_without_transformers_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_config(tmp_path, config_of("gemma2").to_dict() | {"architectures": ["Gemma2ForCausalLM"]})
+    save_config(tmp_path, config_of("starcoder2").to_dict() | {"architectures": ["Starcoder2ForCausalLM"]})
     monkeypatch.setitem(__import__("sys").modules, "transformers.utils", None)
     with pytest.raises(ModelError, match=r"pip install 'syringa\[models\]'"):
         load(tmp_path)
