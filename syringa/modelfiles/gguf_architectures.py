@@ -1,7 +1,7 @@
 """The architectures that run from GGUF files, by `general.architecture`, and what llama.cpp's converter does to each.
 
-Adding one that `transformers` defines takes an entry here, if `gguf.get_tensor_name_map` knows its tensors, and a small
-model in `tests/engine/models/hf/test_gguf.py`.
+Adding one that the native decoder runs or `transformers` defines takes an entry here, if `gguf.get_tensor_name_map`
+knows its tensors, and a small model in `tests/engine/models/gguf_models.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class GgufArchitecture(msgspec.Struct, frozen=True, kw_only=True):
     constants: dict[str, Any] = {}  # config fields that GGUF files do not have
     epsilon: str = "rms_norm_eps"  # config field; others than this one are those of LayerNorm
     interleaved_rope: bool = False  # rows of q and k are in pairs for the rotary embedding, not in halves as here
-    offset_norms: bool = False  # the file has 1 + weight of each norm
     experts: Experts = "none"
     delta_nets: bool = False  # it has layers of linear attention
     windowed: bool = False  # attention has a sliding window, if the file states its size
@@ -55,7 +54,7 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
         llama_like=True,
         interleaved_rope=True,
     ),
-    "gemma": GgufArchitecture(model_class="GemmaForCausalLM", model_type="gemma", offset_norms=True),
+    "gemma": GgufArchitecture(model_class="GemmaForCausalLM", model_type="gemma"),
     "gemma2": GgufArchitecture(
         model_class="Gemma2ForCausalLM",
         model_type="gemma2",
@@ -63,7 +62,6 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
             "attn_logit_softcapping": "attn_logit_softcapping",
             "final_logit_softcapping": "final_logit_softcapping",
         },
-        offset_norms=True,
         windowed=True,
         full_attention_every=2,
         wide_query_layers=46,  # 27B
@@ -72,7 +70,6 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
         model_class="Gemma3ForCausalLM",
         model_type="gemma3_text",
         optional_fields={"final_logit_softcapping": "final_logit_softcapping"},
-        offset_norms=True,
         windowed=True,
         full_attention_every=6,
         wide_query_layers=62,  # 27B

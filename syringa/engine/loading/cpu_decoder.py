@@ -21,13 +21,12 @@ from syringa.engine.cpu.layers.native_ops import NativeOps, supports_head_size
 from syringa.engine.cpu.layers.ops import CpuOps, TorchOps
 from syringa.engine.cpu.native import BLOCK_TYPES, Kernels
 from syringa.engine.loading.loaded_model import CacheShape, Progress
-from syringa.engine.loading.weights import GgufWeights, WeightSource
+from syringa.engine.loading.weights import GgufWeights, WeightSource, check_tensors
 from syringa.engine.models.config import read_config
 from syringa.engine.models.decoder import Decoder, Embedding, Model
 from syringa.engine.models.fused import FusedDecoder, can_fuse
 from syringa.engine.models.layers import ReadWeight, load_attention_tensors, load_layers
 from syringa.engine.models.state_cache import StateShape
-from syringa.engine.models.tensor_shapes import check_shapes
 from syringa.modelfiles import ModelDescription, ModelFiles
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -45,7 +44,7 @@ def load_cpu_decoder(
     """Return a native decoder with its cache. `progress` gets the number of loaded layers and their total."""
     config = read_config(description.config)
     gguf = weights if dtype == "gguf" and isinstance(weights, GgufWeights) else None
-    check_shapes(config, weights, files.path)
+    check_tensors(config, weights, files.path)
     half = torch.float32 if dtype == "fp32" else torch.bfloat16
     native_ops = kernels is not None and supports_head_size(config.head_size)
 
@@ -55,19 +54,24 @@ def load_cpu_decoder(
             _check_finite(tensor, f"{files.path}: {name}", kernels)
         return tensor
 
-    def make_linear(names: Sequence[str], bias: torch.Tensor | None, *, gate: Gate | None = None) -> LinearLayer:
+    def make_one(names: Sequence[str], bias: torch.Tensor | None, gate: Gate | None) -> LinearLayer:
         fused_gate = gate if native_ops else None
         if gguf is not None and (blocks := _matching_blocks(gguf, names, gate is not None)):
             assert kernels is not None  # checked by choose_dtype
             return BlockLinear(kernels, blocks, bias, gate=fused_gate)
-        if gguf is not None and gate is None and bias is None and any(gguf.blocks(name) for name in names):
-            return JoinedLinear([make_linear([name], None) for name in names])  # those in blocks stay so
         if dtype in ("int8", "gguf"):
             assert kernels is not None
             stored = [_stored_tensor(weights, name, files.path) for name in names]
             return Int8Linear(kernels, stored, bias, gate=fused_gate)
         weight = torch.cat([read(name) for name in names])
         return DenseLinear(kernels, weight, bias, half) if kernels is not None else TorchLinear(weight, bias, half)
+
+    def make_linear(names: Sequence[str], bias: torch.Tensor | None, *, gate: Gate | None = None) -> LinearLayer:
+        if gguf is not None and gate is None and bias is None:
+            stay = [gguf.blocks(name) is not None for name in names]
+            if any(stay) and not all(stay):
+                return JoinedLinear([make_one([name], None, None) for name in names])
+        return make_one(names, bias, gate)
 
     def make_exact(name: str, bias: str | None) -> LinearLayer:
         weight, offset = read(name), read(bias) if bias else None

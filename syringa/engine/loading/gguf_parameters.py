@@ -38,6 +38,7 @@ _DELTA_NET_TENSORS = {
     "out_proj.weight": "ssm_out.weight",
 }
 _DELTA_NET = re.compile(r"model\.layers\.(\d+)\.linear_attn\.(" + "|".join(map(re.escape, _DELTA_NET_TENSORS)) + ")")
+_LAYER = re.compile(r"blk\.(\d+)\.")
 _GATED_QUERY = re.compile(r"model\.layers\.\d+\.self_attn\.(q|g)_proj\.weight")
 # Read with the config.
 ROPE_TENSORS = {"rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight"}
@@ -46,7 +47,7 @@ ROPE_TENSORS = {"rope_factors_long.weight", "rope_factors_short.weight", "rope_f
 class GgufParameters(GgufWeights):
     """Tensors of a GGUF file by the parameter names of `transformers`' definition of its architecture.
 
-    For the `native` decoder, norms are as in the file, and projections that share a matrix have names of their own.
+    For the `native` decoder, projections that share a matrix have names of their own.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class GgufParameters(GgufWeights):
     ) -> None:
         super().__init__(files, config, kernels)
         self.fused = read_config(config) if native and config.get("model_type") in FUSED_TYPES else None
-        self.native = native
+        self.layers = config["num_hidden_layers"]
+        self.experts = config.get("num_local_experts") or config.get("num_experts")
         name = self.file.metadata["general.architecture"]
         by_name = {text: architecture for architecture, text in gguf.MODEL_ARCH_NAMES.items()}
         if self.architecture is None or name not in by_name:
@@ -111,9 +113,7 @@ class GgufParameters(GgufWeights):
     def __call__(self, name: str) -> torch.Tensor:
         if EXPERTS.fullmatch(name):
             return self._read_experts(name)
-        tensor = super().__call__(name)
-        offset = self.entry.offset_norms and not self.native and name.endswith("norm.weight")
-        return tensor - 1 if offset else tensor
+        return super().__call__(name)
 
     def expert_blocks(self, module: str) -> dict[str, list[BlockTensor]] | None:
         """Return the gates, ups and downs of each expert of a layer as they are quantized in the file.
@@ -135,11 +135,17 @@ class GgufParameters(GgufWeights):
     def check_all_used(self, names: Iterable[str]) -> None:
         """Raise `ModelError` if the file has tensors that none of the parameters is made of."""
         used = {source for name in names for source in self.sources(name)}
-        if unused := sorted(self.file.tensors.keys() - used - ROPE_TENSORS):
+        unused = [name for name in sorted(self.file.tensors.keys() - used - ROPE_TENSORS) if not self._left_out(name)]
+        if unused:
             raise ModelError(
                 f"{self.file.path}: {self.entry.model_class} has no parameter for {unused[0]!r}: "
                 "use the model's Hugging Face folder"
             )
+
+    def _left_out(self, gguf_name: str) -> bool:
+        """Return whether a tensor is of a layer that predicts more than one token."""
+        match = _LAYER.match(gguf_name)
+        return match is not None and int(match[1]) >= self.layers
 
     def _read_experts(self, name: str) -> torch.Tensor:
         parts = [self.read(self.find(source)) for source in self.sources(name)]
@@ -151,8 +157,8 @@ class GgufParameters(GgufWeights):
     def _expert(self, info: TensorInfo, expert: int) -> TensorInfo:
         """Return one expert's part of a tensor."""
         *shape, count = info.shape
-        if expert >= count:
-            raise ModelError(f"{self.file.path}: {info.name} has {count} experts only: the model is incomplete")
+        if count != self.experts:
+            raise ModelError(f"{self.file.path}: {info.name} has {count} experts, and by its metadata {self.experts}")
         size = info.size // count
         return msgspec.structs.replace(info, shape=tuple(shape), offset=info.offset + expert * size, size=size)
 

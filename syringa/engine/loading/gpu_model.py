@@ -14,12 +14,11 @@ from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions, Progre
 from syringa.engine.loading.memory_plan import context_limit
 from syringa.engine.loading.model_size import read_model_size
 from syringa.engine.loading.precision import check_deterministic_gpu
-from syringa.engine.loading.weights import open_weights
+from syringa.engine.loading.weights import check_tensors, open_weights
 from syringa.engine.models.config import DecoderConfig, count_parameters, is_native, read_config
 from syringa.engine.models.layers import ReadWeight
 from syringa.engine.models.quantization import stored_dtype
 from syringa.engine.models.state_cache import StateShape
-from syringa.engine.models.tensor_shapes import check_shapes
 from syringa.errors import ConfigError
 from syringa.modelfiles import ModelDescription, ModelFiles
 from syringa.types import ModelInfo
@@ -75,7 +74,7 @@ def load_on_gpu(
         name,
         in_fp8=0 if options.deterministic else size.gpu_weights("fp8"),
     )
-    check_shapes(config, weights, files.path)
+    check_tensors(config, weights, files.path)
     loaded = load_native_on_gpu(
         config,
         description,

@@ -225,7 +225,7 @@ def _block_weights(file: GgufFile, native: bool) -> int:
         if native and (match := _GATE_OR_UP.search(name)):  # run together, so they stay only if both do
             other = "up" if match[1] == "gate" else "gate"
             pair = name.replace(f"ffn_{match[1]}", f"ffn_{other}")
-            stays = stays and pair in tensors and tensors[pair].type == info.type
+            stays = stays and (pair not in tensors or tensors[pair].type == info.type)
         if len(info.shape) < 2:
             total += elements * 4
         elif name == "token_embd.weight":

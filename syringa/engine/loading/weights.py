@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -21,6 +21,7 @@ from syringa.engine.cpu.native import BLOCK_TYPES, FLOAT_TYPES, Kernels
 from syringa.engine.models.config import FUSED_TYPES, GEMMA_TYPES, LLAMA_TYPES, is_native, read_config
 from syringa.engine.models.hybrid_config import HYBRID_TYPES, language_config
 from syringa.engine.models.quantization import read_quantization
+from syringa.engine.models.tensor_shapes import check_shapes, tensor_shapes
 from syringa.errors import ModelError
 from syringa.modelfiles import SAFETENSORS_INDEX, ModelFiles, read_json
 from syringa.modelfiles.gguf import GgufFile, TensorInfo, read_gguf
@@ -102,6 +103,13 @@ def open_weights(files: ModelFiles, config: dict[str, Any], kernels: Kernels | N
     return weights
 
 
+def check_tensors(config: DecoderConfig, weights: WeightSource, path: str) -> None:
+    """Raise `ModelError` if the tensors are not those of a decoder, or do not have their shapes."""
+    check_shapes(config, weights, path)
+    if isinstance(weights, GgufWeights):
+        weights.check_all_used(tensor_shapes(config))
+
+
 class GgufWeights:
     """Tensors of a GGUF file, dequantized to fp32 when they are read, or as they are stored.
 
@@ -139,6 +147,9 @@ class GgufWeights:
     def info(self, name: str) -> TensorInfo:
         """Return where a tensor is in the file. Raise `ModelError` if it is missing."""
         return self.find(self.gguf_name(name))
+
+    def check_all_used(self, names: Iterable[str]) -> None:
+        """Raise `ModelError` if the file has tensors that none of these is made of, where that is known."""
 
     def gguf_name(self, name: str) -> str:
         """Return the name of a tensor in the file."""

@@ -36,15 +36,14 @@ class LazyParameter:
 
 
 class HFBlockEmbedding(nn.Module):
-    """`BlockEmbedding` as a drop-in for `nn.Embedding`, and for those of Gemma, which scale their rows."""
+    """`BlockEmbedding` as a drop-in for `nn.Embedding`."""
 
-    def __init__(self, embedding: BlockEmbedding, scale: torch.Tensor | None) -> None:
+    def __init__(self, embedding: BlockEmbedding) -> None:
         super().__init__()
-        self.embedding, self.scale = embedding, scale
+        self.embedding = embedding
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        rows = self.embedding[tokens.flatten()].view(*tokens.shape, -1)
-        return rows if self.scale is None else rows * self.scale
+        return self.embedding[tokens.flatten()].view(*tokens.shape, -1)
 
 
 class GgufSource:
@@ -80,10 +79,7 @@ class GgufSource:
     def _find_layers(self, model: Any) -> None:
         head = model.get_output_embeddings() if model.config.tie_word_embeddings else None
         embedding = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
-        plain = type(model.get_input_embeddings()) is nn.Embedding
-        if (plain or hasattr(model.get_input_embeddings(), "embed_scale")) and self.weights.blocks(
-            f"{embedding}.weight"
-        ):
+        if type(model.get_input_embeddings()) is nn.Embedding and self.weights.blocks(f"{embedding}.weight"):
             self.embedding = embedding
         for name, module in model.named_modules():
             if is_experts_module(module):
@@ -127,8 +123,7 @@ class GgufSource:
         if self.embedding is not None:
             parameter = f"{self.embedding}.weight"
             linear = packed.get(parameter) or pack(parameter, None)  # a tied output layer has the same weights
-            scale = getattr(model.get_submodule(self.embedding), "embed_scale", None)
-            model.set_submodule(self.embedding, HFBlockEmbedding(BlockEmbedding(linear), scale))
+            model.set_submodule(self.embedding, HFBlockEmbedding(BlockEmbedding(linear)))
         for name in self.experts:
             module = model.get_submodule(name)
             module.native_experts = self._pack_experts(module, kernels, name)
@@ -138,19 +133,9 @@ class GgufSource:
     def _pack_experts(self, module: Any, kernels: Kernels, name: str) -> HFNativeExperts:
         blocks = self.weights.expert_blocks(name)
         assert blocks is not None  # see _find_layers
-        interleaved = self.weights.entry.experts == "interleaved"
-        experts = HFNativeExperts([], [])
         up_biases, down_biases = (expert_biases(module, each, len(blocks["up"])) for each in EXPERT_PARAMETERS)
-        for gate, up, bias in zip(blocks["gate"], blocks["up"], up_biases, strict=True):
-            if interleaved and bias is not None:
-                bias = torch.cat([bias[::2], bias[1::2]])
-            linear = BlockLinear(kernels, [gate, up], bias)
-            experts.up.append(_interleave_outputs(linear) if interleaved else linear)
-        for down, bias in zip(blocks["down"], down_biases, strict=True):
-            experts.down.append(BlockLinear(kernels, [down], bias))
-        return experts
-
-
-def _interleave_outputs(linear: BlockLinear) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a layer whose outputs are each gate next to its up, instead of all gates before all ups."""
-    return lambda x: linear(x).unflatten(1, (2, -1)).transpose(1, 2).flatten(1)
+        pairs = zip(blocks["gate"], blocks["up"], up_biases, strict=True)
+        return HFNativeExperts(
+            [BlockLinear(kernels, [gate, up], bias) for gate, up, bias in pairs],
+            [BlockLinear(kernels, [down], bias) for down, bias in zip(blocks["down"], down_biases, strict=True)],
+        )
