@@ -28,13 +28,16 @@ logger = logging.getLogger("syringa.worker")
 CUDA_GRAPH_RESERVE = 1 << 30  # bytes for CUDA graphs and library workspaces
 STATE_SHARE = 4  # a hybrid model's states take a fourth of the memory beside the weights at most
 CPU_BLOCKS = 256  # cache size without a GPU, in tests
-# Prefill tokens, their sequences, and rows of logits of steps that together use all kernels and tile sizes of mixed
-# steps.
+DUMMY_DECODES = 8  # decode rows of the steps that are run before the first request
+# Prefill tokens, their sequences, and rows of logits of steps that together use all kernels of mixed steps. Up to 256
+# rows, products with quantized weights are split by the number of their tiles of 64 rows.
 COMPILED_STEPS = (
     (4, 1, 1),
     (16, 1, 3),
     (48, 1, 24),
     (112, 1, 48),
+    (150, 1, 1),
+    (200, 1, 1),
     (250, 1, 80),
     (700, 16, 1),
     (2000, 1, 1),
@@ -140,7 +143,7 @@ class GpuModel:
 
         `sequences`: at least so many share the prefill rows.
         """
-        device, num_decodes = self.shape.device, 8
+        device, num_decodes = self.shape.device, DUMMY_DECODES
         longest = min(self.max_model_len, -(-tokens // sequences))
         counts = [min(longest, tokens - i) for i in range(0, tokens, longest)]
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

@@ -15,7 +15,10 @@ from syringa.engine.gpu.kernels.fp8 import quantize_rows
 from syringa.engine.gpu.kernels.gemv import GemvConfig
 from syringa.engine.gpu.kernels.int4_gemv import Int4GemvConfig, supports_int4_gemv
 from syringa.engine.gpu.kernels.quantized_gemm import QuantizedConfig, dequantize
+from syringa.engine.gpu.model import COMPILED_STEPS, DUMMY_DECODES
+from syringa.engine.gpu.ops import quantized_linear as quantized_linear_module
 from syringa.engine.gpu.ops.quantized_linear import (
+    DEQUANTIZED_ROWS,
     FUSED_ROWS,
     multiplies_fp8_rows,
     quantize_for,
@@ -32,6 +35,7 @@ from syringa.engine.gpu.packed_weight import (
 )
 from syringa.engine.loading.quantized import QuantizedWeight, quantize_fp8
 from syringa.engine.models.config import ClampedSwiglu
+from tests.engine.gpu.compiled_kernels import make_weight
 from tests.engine.gpu.kernel_inputs import FP32_TOLERANCE, nan_filled, random, relative_error
 
 SMALL = QuantizedConfig(rows=16, outputs=16, inputs=128, warps=1, stages=1)
@@ -194,6 +198,37 @@ def test_other_fp8_rows_are_left_to_cublas(
     padded = rows if weight.per_channel else -(-rows // 4) * 4
     assert quantized_matmul(random(rows, 256), weight, None).shape == (rows, outputs)
     assert calls == [(padded, outputs, weight.per_channel)]
+
+
+@pytest.mark.parametrize("kind", ["fp8", "fp8 blocks", "int4"])
+@pytest.mark.parametrize("shape", [(1024, 2048), (1024, 3072), (4096, 1024), (2048, 6144), (2560, 9728), (4096, 12288)])
+def test_compiled_steps_use_every_configuration_of_mixed_steps(
+    monkeypatch: pytest.MonkeyPatch, kind: str, shape: tuple[int, int]
+) -> None:
+    """Of layers of Qwen3 from 0.6B to 8B, without a product being computed."""
+    weight = make_weight(kind, *shape)
+    weight = replace(weight, cublas_scales=weight.scales if kind == "fp8" else None)
+    used: list[Any] = []
+
+    def multiply(x: torch.Tensor, weight: PackedWeight, *args: Any, x_scales: Any = None, **options: Any) -> None:
+        used.append(next(each for each in args if isinstance(each, tuple)))
+
+    monkeypatch.setattr(quantized_linear_module, "quantized_gemm", multiply)
+    for name in ("gemv", "int4_gemv", "fixed_point_rows"):
+        monkeypatch.setattr(quantized_linear_module, name, lambda *args, **options: None)
+    monkeypatch.setattr(quantized_linear_module, "quantize_rows", lambda x, *args, **options: (x, x))
+    monkeypatch.setattr(torch, "_scaled_mm", lambda x, *args, **options: x)
+
+    def configurations(rows: int) -> set[Any]:
+        used.clear()
+        quantized_matmul(torch.empty(rows, shape[1], dtype=torch.bfloat16, device="meta"), weight, None)
+        return set(used)
+
+    most, compiled = DEQUANTIZED_ROWS - 1, set()
+    for prompt, _, logits in COMPILED_STEPS:
+        compiled |= configurations(min(DUMMY_DECODES + prompt, most)) | configurations(logits)
+    for rows in range(1, most + 1):
+        assert configurations(rows) <= compiled, f"{rows} rows"
 
 
 @pytest.mark.parametrize("rows", [1, 2])
