@@ -180,13 +180,19 @@ def test_fp8_rows_with_few_tiles_are_not_left_to_cublas(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("rows", "outputs", "kind"),
-    [(257, 64, "fp8 channel"), (65, 64 * 133, "fp8 channel"), (65, 128, "fp8 128")],
-    ids=["many rows", "many tiles", "blocks"],
+    ("rows", "outputs", "kind", "processors"),
+    [
+        (257, 64, "fp8 channel", 132),
+        (65, 64 * 133, "fp8 channel", 132),
+        (65, 64 * 59, "fp8 channel", 58),
+        (65, 128, "fp8 128", 132),
+    ],
+    ids=["many rows", "many tiles", "many tiles for an L4", "blocks"],
 )
 def test_other_fp8_rows_are_left_to_cublas(
-    monkeypatch: pytest.MonkeyPatch, rows: int, outputs: int, kind: str
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch, rows: int, outputs: int, kind: str, processors: int
+) -> None:
+    monkeypatch.setattr(quantized_linear_module, "num_processors", lambda: processors)
     weight = replace(pack_weight(random_weight(kind, outputs, 256)), cublas_scales=torch.ones(1))
     calls: list[Any] = []
 

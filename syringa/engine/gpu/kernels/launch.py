@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+PROCESSORS = 132  # of an H200, on which tile sizes were measured
 LARGE_SHARED_MEMORY = 200 << 10
 OTHER_SHARED_MEMORY = 3 << 10  # for scales, barriers and reductions
 
@@ -51,6 +52,12 @@ def prefetch_l2(pointers, mask, PDL: tl.constexpr):
 def pdl_options(pdl: bool) -> dict[str, bool]:
     """Return the launch keywords. Triton's interpreter does not know `launch_pdl`, so it is passed only when set."""
     return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
+
+
+@cache
+def num_processors() -> int:
+    """Return the number of multiprocessors of the GPU; without one, `PROCESSORS`."""
+    return torch.cuda.get_device_properties().multi_processor_count if torch.cuda.is_available() else PROCESSORS
 
 
 @cache

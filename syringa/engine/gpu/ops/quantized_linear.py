@@ -18,14 +18,14 @@ from syringa.engine.gpu.kernels.fixed_point import fixed_point_rows
 from syringa.engine.gpu.kernels.fp8 import quantize_rows
 from syringa.engine.gpu.kernels.gemv import GemvConfig, gemv
 from syringa.engine.gpu.kernels.int4_gemv import Int4GemvConfig, int4_gemv, supports_int4_gemv
+from syringa.engine.gpu.kernels.launch import num_processors
 from syringa.engine.gpu.kernels.quantized_gemm import QuantizedConfig, dequantize, quantized_gemm
 from syringa.engine.gpu.packed_weight import Fp8Rows, PackedWeight
 
 GEMV_ROWS = 2
 FUSED_ROWS = 64
 DEQUANTIZED_ROWS = 384  # from here on, converting the weights first is faster
-PROCESSORS = 132  # of an H200
-FEW_TILES_ROWS = 256  # products of FP8 rows that have few tiles are left to cuBLAS above
+FEW_TILES_ROWS = 256  # up to here, a product of FP8 rows with few tiles takes our kernel instead of cuBLAS
 CUBLAS_BLOCK_ROWS = 4  # with scales per block, cuBLAS needs a multiple of this
 
 QuantizedLinearConfig = GemvConfig | Int4GemvConfig | QuantizedConfig
@@ -121,27 +121,27 @@ def choose_quantized_config(
     rows: int, outputs: int, weight: PackedWeight, gated: bool, dtype: torch.dtype = torch.bfloat16
 ) -> QuantizedLinearConfig:
     """Return the kernel configuration for a shape. `dtype`: of the rows."""
-    fp8 = weight.format == "fp8"
+    fp8, processors = weight.format == "fp8", num_processors()
     if rows <= GEMV_ROWS and weight.per_channel:
         return _gemv_config(outputs, weight.inputs, gated)
     if supports_int4_gemv(weight, rows, dtype):
         return _int4_gemv_config(outputs, weight.inputs, gated)
     if rows <= 16:
         config = QuantizedConfig(16, 32, 256, 2, 4) if fp8 else QuantizedConfig(16, 32, 512, 2, 3)
-        return _split(config, rows, outputs, weight, 4 * PROCESSORS)
+        return _split(config, rows, outputs, weight, 4 * processors)
     if rows > FUSED_ROWS:
         if rows > 128:
-            return _split(QuantizedConfig(128, 128, 128, 8, 3), rows, outputs, weight, PROCESSORS)
-        return _split(QuantizedConfig(64, 64, 128, 4, 4), rows, outputs, weight, 2 * PROCESSORS)
+            return _split(QuantizedConfig(128, 128, 128, 8, 3), rows, outputs, weight, processors)
+        return _split(QuantizedConfig(64, 64, 128, 4, 4), rows, outputs, weight, 2 * processors)
     block = 32 if rows <= 32 else 64
     if gated:
         return QuantizedConfig(block, 128, 128, 8, 4, fp8_rows=True) if fp8 else QuantizedConfig(block, 64, 128, 4, 4)
     if weight.per_channel:
-        return _split(QuantizedConfig(block, 64, 128, 4, 6, fp8_rows=True), rows, outputs, weight, PROCESSORS)
+        return _split(QuantizedConfig(block, 64, 128, 4, 6, fp8_rows=True), rows, outputs, weight, processors)
     if fp8 and outputs > 4096:
-        return _split(QuantizedConfig(block, 128, 128, 4, 4, fp8_rows=True), rows, outputs, weight, PROCESSORS)
+        return _split(QuantizedConfig(block, 128, 128, 4, 4, fp8_rows=True), rows, outputs, weight, processors)
     config = QuantizedConfig(block, 64, 128, 4, 4) if fp8 else QuantizedConfig(block, 64, 256, 4, 3)
-    return _split(config, rows, outputs, weight, 2 * PROCESSORS)
+    return _split(config, rows, outputs, weight, 2 * processors)
 
 
 def _few_tiles_config(rows: int, weight: PackedWeight) -> QuantizedConfig | None:
@@ -149,11 +149,11 @@ def _few_tiles_config(rows: int, weight: PackedWeight) -> QuantizedConfig | None
 
     With scales per block, cuBLAS is faster.
     """
-    config = QuantizedConfig(64, 64, 128, 4, 6, fp8_rows=True)
+    config, processors = QuantizedConfig(64, 64, 128, 4, 6, fp8_rows=True), num_processors()
     tiles = triton.cdiv(rows, config.rows) * triton.cdiv(len(weight), config.outputs)
-    if not weight.per_channel or rows > FEW_TILES_ROWS or tiles > 2 * PROCESSORS:
+    if not weight.per_channel or rows > FEW_TILES_ROWS or tiles > 2 * processors:
         return None
-    return _split(config, rows, len(weight), weight, (2 if weight.inputs > 8192 else 1) * PROCESSORS)
+    return _split(config, rows, len(weight), weight, (2 if weight.inputs > 8192 else 1) * processors)
 
 
 def _split(config: QuantizedConfig, rows: int, outputs: int, weight: PackedWeight, programs: int) -> QuantizedConfig:
