@@ -43,6 +43,12 @@ def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
     return float("inf") if not bool(a.isfinite().all()) else float((a - b).norm() / b.norm())
 
 
+def dequantize_rows(rows: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:
+    """Return what rows in FP8 stand for. Arguments as `fp8.quantize_rows` returns them, and as it takes the group."""
+    width = rows.shape[1]
+    return rows.float() * scales.T.repeat_interleave(group or width, 1)[: len(rows), :width]
+
+
 class PagedCache:
     """Keys and values of sequences of the given lengths, blocks in random order; unused slots are NaN."""
 

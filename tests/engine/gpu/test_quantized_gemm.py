@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from syringa.engine.gpu import packed_weight
-from syringa.engine.gpu.kernels import launch, moe, reference
+from syringa.engine.gpu.kernels import fp8, launch, moe, reference
 from syringa.engine.gpu.kernels.fixed_point import FixedPointRows, fixed_point_rows
 from syringa.engine.gpu.kernels.fp8 import quantize_rows
 from syringa.engine.gpu.kernels.gemv import GemvConfig
@@ -36,7 +36,7 @@ from syringa.engine.gpu.packed_weight import (
 from syringa.engine.loading.quantized import QuantizedWeight, quantize_fp8
 from syringa.engine.models.config import ClampedSwiglu
 from tests.engine.gpu.compiled_kernels import make_weight
-from tests.engine.gpu.kernel_inputs import FP32_TOLERANCE, nan_filled, random, relative_error
+from tests.engine.gpu.kernel_inputs import FP32_TOLERANCE, dequantize_rows, nan_filled, random, relative_error
 
 SMALL = QuantizedConfig(rows=16, outputs=16, inputs=128, warps=1, stages=1)
 SPLIT_K = SMALL._replace(splits=3)
@@ -132,11 +132,6 @@ def test_quantized_linear_matches_reference(
     assert not launch.get_workspace(x.device, 0, 0)[1].any(), "a counter was not reset"
 
 
-def dequantize_rows(rows: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:
-    width = rows.shape[1]
-    return rows.float() * scales.T.repeat_interleave(group or width, 1)[: len(rows), :width]
-
-
 @pytest.mark.parametrize("kind", ["fp8 channel", "fp8 32"])
 def test_quantized_linear_with_fp8_rows_matches_rounded_reference(kind: str) -> None:
     weight, x = pack_weight(random_weight(kind, 60, 352)), random(17, 352)
@@ -164,6 +159,18 @@ def test_quantize_rows_applies_what_comes_before_the_product(group: int) -> None
     assert rows.shape == (5, 96)
     expected = quantize_rows(reference.silu_mul(pair), group)
     assert relative_error(dequantize_rows(rows, scales, group), dequantize_rows(*expected, group)) < 0.01
+
+
+@pytest.mark.parametrize(("width", "warps"), [(256, 1), (1024, 2), (4096, 8), (12_288, 8), (16_384, 8), (16_416, 16)])
+def test_quantize_rows_chooses_warps_by_width(monkeypatch: pytest.MonkeyPatch, width: int, warps: int) -> None:
+    launched: list[int] = []
+
+    def launch_kernel(*args: Any, num_warps: int, **constants: Any) -> None:
+        launched.append(num_warps)
+
+    monkeypatch.setattr(fp8, "_quantize_kernel", {(1,): launch_kernel})
+    quantize_rows(torch.empty(1, width, device="meta"))
+    assert launched == [warps]
 
 
 @pytest.mark.parametrize("inputs", [512, 8256])  # the inputs of the second are split
