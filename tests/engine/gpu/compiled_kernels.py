@@ -69,9 +69,10 @@ TYPES = {
 }
 
 
-# Constants that decide about shared memory.
+# Constants that decide about shared memory, or about what a kernel computes.
 SIZES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "STAGES", "GATED", "FORMAT", "FP8_ROWS")
 SIZES += ("HEAD_DIM", "ROWS", "KEYS", "STORE", "FROM_ROWS", "WINDOW", "BLOCK", "SIZE")
+SIZES += ("NORM", "ADD", "GROUP", "SPLITS")
 
 
 class CompiledKernel:
@@ -144,9 +145,14 @@ def run_products(*, fp8_numbers: bool) -> None:
                 for kind in ("int4", *in_fp8):
                     quantized_linear(x, make_weight(kind, height, INPUTS), gated=gated)
     if fp8_numbers:
-        weight = make_weight("fp8", INPUTS, INPUTS)
-        quantized_matmul(empty(128, INPUTS), replace(weight, cublas_scales=weight.scales), None)
-        quantize_for(empty(128, 2 * INPUTS), weight, gated=True)
+        few_tiles = make_weight("fp8", 1024, 2 * INPUTS)
+        quantized_matmul(empty(128, 2 * INPUTS), replace(few_tiles, cublas_scales=few_tiles.scales), None)
+        x, norm = empty(128, INPUTS), empty(INPUTS)
+        for kind in in_fp8:  # what comes before a product
+            weight = make_weight(kind, INPUTS, INPUTS)
+            quantize_for(x, weight, norm_weight=norm, eps=1e-6)
+            quantize_for(x, weight, residual=x, norm_weight=norm, eps=1e-6)
+            quantize_for(empty(128, 2 * INPUTS), weight, gated=True)
     for rows in (*ROWS, *MANY_ROWS):
         for outputs in OUTPUTS:
             batch_invariant_matmul.batch_invariant_matmul(empty(rows, INPUTS), empty(outputs, INPUTS))

@@ -74,6 +74,12 @@ def test_kernels_compile_and_fit_in_shared_memory(tmp_path: Path, capability: in
         "_tiled",
     ):
         assert any(each.startswith(name) for each in found)
+    if capability >= 89:  # the variants of kernels with FP8 rows
+        parts = [set(each.split()) for each in found]
+        for group in ("GROUP=0", "GROUP=128"):
+            for variant in ({"NORM=True", "ADD=True", "GATED=False"}, {"NORM=False", "ADD=False", "GATED=True"}):
+                assert any({"_quantize_kernel", group, *variant} <= each for each in parts)
+        assert any({"_quantized_kernel", "FP8_ROWS=True", "BLOCK_M=64", "SPLITS=4"} <= each for each in parts)
     assert not {name: size for name, size in found.items() if size > kib}
     # Of products whose weights are loaded some iterations ahead. With the next tile only, 10 to 52.
     assert min(size for name, size in found.items() if name.startswith("_grouped")) > 60
