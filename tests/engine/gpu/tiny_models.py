@@ -32,6 +32,17 @@ def load_tiny_gpu_model(
     )
 
 
+def load_stored_gpu_model(folder: Path | str, ops: GpuOps | None = None) -> LoadedModel:
+    """Load a folder on the GPU decoder with its weights as they are stored, and activations in fp32."""
+    files = locate(str(folder))
+    description = describe(files)
+    weights, config = open_weights(files, description.config), read_config(description.config)
+    length = description.max_model_len
+    return load_native_on_gpu(
+        config, description, weights, CPU, "fp32", length, 0.0, ops=ops, quantized=weights.quantized
+    )
+
+
 def nan_filled_cache(shape: GpuCacheShape, blocks: int, states: StateTensors | None = None) -> GpuCache:
     """Return a cache whose unwritten slots are NaN."""
     cache = GpuCache(shape, blocks, states)

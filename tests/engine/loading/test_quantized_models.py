@@ -13,16 +13,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from syringa.engine.gpu.decoder import GpuExperts
 from syringa.engine.gpu.packed_weight import PackedWeight
-from syringa.engine.loading.gpu_model import load_native_on_gpu
 from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
 from syringa.engine.loading.loader import load_model
 from syringa.engine.loading.model_size import read_model_size
-from syringa.engine.loading.weights import open_weights
-from syringa.engine.models.config import read_config
 from syringa.engine.models.quantization import stored_dtype
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import describe, locate
-from tests.engine.gpu.tiny_models import count_bytes
+from tests.engine.gpu.tiny_models import count_bytes, load_stored_gpu_model
 from tests.engine.loading.quantized_folders import LAYOUTS, compressed, edit_config, quantize_folder
 from tests.engine.models.hybrid_models import make_config, save_hybrid
 from tests.engine.models.native_models import EXPERTS, GLM4_MOE, LOCAL_EXPERTS
@@ -62,16 +59,6 @@ def save_quantized(folder: Path, name: str, layout: str, **options: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(plain, attn_implementation="eager", dtype=torch.float32).eval()
 
 
-def load_in_fp32(folder: Path) -> LoadedModel:
-    """Load a folder on the GPU decoder with its weights as they are stored, and activations in fp32."""
-    description = describe(locate(str(folder)))
-    weights, config = open_weights(locate(str(folder)), description.config), read_config(description.config)
-    device, length = torch.device("cpu"), description.max_model_len
-    return load_native_on_gpu(
-        config, description, weights, device, "fp32", length, 0.0, quantized=weights.quantized
-    )  # fmt: skip
-
-
 def assert_matches(loaded: LoadedModel, model: Any, tolerance: float) -> None:
     prompts = PROMPTS[:2]
     for batch in (run(loaded, prompts), run(loaded, prompts, chunk=15)):
@@ -82,7 +69,7 @@ def assert_matches(loaded: LoadedModel, model: Any, tolerance: float) -> None:
 @pytest.mark.parametrize(("name", "layout"), DENSE_CASES + SPARSE_CASES)
 def test_quantized_folder_matches_dequantized_model(tmp_path: Path, name: str, layout: str) -> None:
     model = save_quantized(tmp_path, name, layout)
-    loaded = load_in_fp32(tmp_path)
+    loaded = load_stored_gpu_model(tmp_path)
     assert_matches(loaded, model, 1e-3)
     assert loaded.gpu is not None
     decoder: Any = loaded.gpu.decoder
@@ -180,7 +167,7 @@ def test_experts_in_act_order_are_planned_and_loaded_in_bf16(
 @pytest.mark.parametrize(("name", "layout"), [("glm4_moe", "compressed"), ("glm4_moe shared", "fp8 blocks")])
 def test_experts_stay_quantized_beside_a_shared_one_that_is_not(tmp_path: Path, name: str, layout: str) -> None:
     model = save_quantized(tmp_path, name, layout, pattern=r"(?<!shared_experts)\.(gate|up|down|q|k|v|o)_proj\.weight$")
-    loaded = load_in_fp32(tmp_path)
+    loaded = load_stored_gpu_model(tmp_path)
     assert loaded.gpu is not None
     decoder: Any = loaded.gpu.decoder
     for layer in decoder.layers[1:]:
