@@ -46,6 +46,7 @@ KERNEL_TESTS = [
     "test_linear.py",
     "test_moe.py",
     "test_prefill_attention.py",
+    "test_quantized_decoder.py",
     "test_quantized_gemm.py",
     "test_rotary.py",
     "test_shared_memory.py",
