@@ -3,7 +3,8 @@
 The linear layers of Qwen3-8B with FP8 weights (one scale per output, or per block of 128 × 128) and INT4 weights
 (groups of 128), and one layer of experts: gpt-oss-20b in MXFP4 and Qwen3-30B-A3B in FP8. For each number of rows: the
 error against the same weights in fp32, and the time of the best of several tile sizes with the bandwidth that it means.
-Kernels are compiled first, by several processes.
+Products of more than 64 rows in FP8 are timed without the quantization of the rows, as cuBLAS's are, and without the
+gate. Kernels are compiled first, by several processes.
 """
 
 # ruff: noqa: B023, E501
@@ -27,15 +28,16 @@ from syringa.engine.gpu.kernels import moe, reference
 from syringa.engine.gpu.kernels.fp8 import quantize_rows
 from syringa.engine.gpu.kernels.gemv import GemvConfig
 from syringa.engine.gpu.kernels.int4_gemv import Int4GemvConfig
-from syringa.engine.gpu.kernels.quantized_gemm import QuantizedConfig, dequantize
-from syringa.engine.gpu.ops.quantized_linear import quantized_linear
+from syringa.engine.gpu.kernels.quantized_gemm import QuantizedConfig, dequantize, quantized_gemm
+from syringa.engine.gpu.ops.quantized_linear import FUSED_ROWS, quantized_linear
 from syringa.engine.gpu.packed_weight import PackedWeight, pack_weight, stack_packed, unpack_weight
 from syringa.engine.loading.quantized import QuantizedWeight, quantize_fp8
 from syringa.engine.models.config import ClampedSwiglu
 
 LAYERS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24_576, 4096), "down": (4096, 12_288)}
 KINDS = ("fp8 channel", "fp8 128", "int4 128")
-ROWS = (1, 2, 16, 64, 128, 256)
+ROWS = (1, 2, 16, 64, 72, 80, 128, 192, 256)
+CUBLAS_ROWS = (16, 32, *(rows for rows in ROWS if rows >= 64))
 PROCESSORS = 132
 
 
@@ -63,7 +65,7 @@ def random_weight(kind: str, outputs: int, inputs: int) -> QuantizedWeight:
 def tiles_of(case: Case) -> list[Any]:
     """Return the candidates, each filling the GPU about once, twice or four times."""
     outputs, inputs = LAYERS[case.layer]
-    gated = case.layer == "gate_up"
+    gated = is_gated(case)
     outputs = outputs // 2 if gated else outputs
     found: list[Any] = []
     if case.rows <= 2 and case.kind == "fp8 channel":
@@ -87,10 +89,13 @@ def tiles_of(case: Case) -> list[Any]:
         ]
     elif case.rows <= 64:
         base = [(64, 64, 128, 4, 4), (64, 32, 128, 2, 4), (64, 32, 256, 2, 3), (64, 64, 256, 4, 3), (64, 64, 128, 2, 4)]
+    elif case.kind.startswith("fp8"):
+        waves = (1, 2)
+        base = [(64, 64, 128, 4, 6), (64, 128, 128, 4, 4), (128, 64, 128, 4, 4), (128, 128, 128, 8, 4)]
     else:
         waves = (1, 2)
         base = [(64, 64, 128, 4, 4), (64, 128, 128, 8, 3), (128, 128, 128, 8, 3), (128, 64, 128, 4, 3)]
-    fp8_rows = case.kind.startswith("fp8") and 16 < case.rows <= 64
+    fp8_rows = case.kind.startswith("fp8") and case.rows > 16
     for shape in base:
         if gated and shape[1] > 64 and shape[0] > 64 and shape[3] < 8:
             continue
@@ -100,16 +105,23 @@ def tiles_of(case: Case) -> list[Any]:
     return found
 
 
+def is_gated(case: Case) -> bool:
+    """Return whether the kernel applies the gate: rows that are quantized before it take a kernel of their own."""
+    return case.layer == "gate_up" and not (case.kind.startswith("fp8") and case.rows > FUSED_ROWS)
+
+
 def dense_cases(kinds: Sequence[str] = KINDS, rows: Sequence[int] = ROWS) -> list[Case]:
-    cases = itertools.starmap(Case, itertools.product(kinds, LAYERS, rows))
-    return [case for case in cases if case.rows <= 64 or case.kind == "int4 128"]
+    return list(itertools.starmap(Case, itertools.product(kinds, LAYERS, rows)))
 
 
 def dense_launches(case: Case, weights: list[PackedWeight], config: Any) -> list[Launch]:
-    gated = case.layer == "gate_up"
+    gated = is_gated(case)
     x = random_tensor(case.rows, weights[0].inputs)
     out = torch.empty(case.rows, len(weights[0]) // (2 if gated else 1), device="cuda", dtype=torch.bfloat16)
-    pdl = case.rows <= 64
+    if case.kind.startswith("fp8") and case.rows > FUSED_ROWS:
+        rows, scales = quantize_rows(x, weights[0].row_group)
+        return [lambda w=w: quantized_gemm(rows, w, None, out, config, x_scales=scales) for w in weights]
+    pdl = case.rows <= FUSED_ROWS
     return [lambda w=w: quantized_linear(x, w, gated=gated, out=out, config=config, pdl=pdl) for w in weights]
 
 
@@ -229,10 +241,10 @@ def bench_dense(results: list[dict[str, Any]], cases: list[Case]) -> None:
             for config in tiles_of(case):
                 try:
                     x = random_tensor(case.rows, inputs)
-                    gated = layer == "gate_up"
+                    gated = is_gated(case)
                     expected = reference.linear(x, matrix, gated=gated, out_dtype=torch.float32)
                     torch.cuda.synchronize()
-                    found = quantized_linear(x, first, gated=gated, config=config, pdl=case.rows <= 64)
+                    found = quantized_linear(x, first, gated=gated, config=config, pdl=case.rows <= FUSED_ROWS)
                     worst = max(worst, error_of(found, expected))
                     times[str(tuple(config))] = time_launches(dense_launches(case, weights, config), 6.0)
                 except Exception as error:
@@ -246,7 +258,7 @@ def bench_dense(results: list[dict[str, Any]], cases: list[Case]) -> None:
             )
             results.append({**case._asdict(), "us": best, "error": worst, "times": times})
         if first.cublas_scales is not None:
-            for rows in (16, 32, 64, 128, 256):
+            for rows in CUBLAS_ROWS:
                 rows8, scales = quantize_rows(random_tensor(rows, inputs), first.row_group)
                 options: Any = {"out_dtype": torch.bfloat16, "use_fast_accum": first.per_channel}
                 us = time_launches(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.gpu_quantized import LAYERS, dense_cases, tiles_of
 from syringa.engine.gpu import packed_weight
 from syringa.engine.gpu.kernels import fp8, launch, moe, reference
 from syringa.engine.gpu.kernels.fixed_point import FixedPointRows, fixed_point_rows
@@ -19,7 +20,9 @@ from syringa.engine.gpu.model import COMPILED_STEPS, DUMMY_DECODES
 from syringa.engine.gpu.ops import quantized_linear as quantized_linear_module
 from syringa.engine.gpu.ops.quantized_linear import (
     DEQUANTIZED_ROWS,
+    FEW_TILES_ROWS,
     FUSED_ROWS,
+    few_tiles_config,
     multiplies_fp8_rows,
     quantize_for,
     quantized_linear,
@@ -211,6 +214,17 @@ def test_other_fp8_rows_are_left_to_cublas(
     padded = rows if weight.per_channel else -(-rows // 4) * 4
     assert quantized_matmul(random(rows, 256), weight, None).shape == (rows, outputs)
     assert calls == [(padded, outputs, weight.per_channel)]
+
+
+def test_benchmark_times_the_configurations_of_few_tiles() -> None:
+    found = set()
+    for case in dense_cases(["fp8 channel"]):
+        if FUSED_ROWS < case.rows <= FEW_TILES_ROWS:
+            weight = make_weight("fp8", *LAYERS[case.layer])
+            if (config := few_tiles_config(case.rows, weight)) is not None:
+                assert config in tiles_of(case)
+                found.add(case.layer)
+    assert found == {"qkv", "o", "down"}
 
 
 @pytest.mark.parametrize("kind", ["fp8", "fp8 blocks", "int4"])

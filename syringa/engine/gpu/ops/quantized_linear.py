@@ -3,8 +3,8 @@
 One or two rows are multiplied on CUDA cores (INT4, and FP8 with a scale per output), up to 16 in bf16 with weights that
 are converted in registers. More rows are quantized to FP8 if the weights are, with a scale for each that the weights
 have along the inputs, and more than 64 multiplied by cuBLAS, unless its tiles are too few. With 4-bit weights, rows
-stay in bf16; of very many rows, the weights are converted once, for cuBLAS. The configurations are what
-bench/gpu_quantized.py found best on an H200.
+stay in bf16; of very many rows, the weights are converted once, for cuBLAS. The configurations are the best on
+an H200 of those that bench/gpu_quantized.py tries.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def quantized_matmul(x: torch.Tensor | Fp8Rows, weight: PackedWeight, bias: torc
     """A linear layer with quantized weights for any number of rows, without fusion."""
     if isinstance(x, torch.Tensor) and multiplies_fp8_rows(len(x), weight):
         x = quantize_for(x, weight)
-    if isinstance(x, Fp8Rows) and (config := _few_tiles_config(x.rows, weight)) is not None:
+    if isinstance(x, Fp8Rows) and (config := few_tiles_config(x.rows, weight)) is not None:
         y = torch.empty(len(x.values), len(weight), dtype=x.dtype, device=x.values.device)
         quantized_gemm(x.values, weight, bias, y, config, x_scales=x.scales)
         return y[: x.rows]
@@ -144,7 +144,7 @@ def choose_quantized_config(
     return _split(config, rows, outputs, weight, 2 * processors)
 
 
-def _few_tiles_config(rows: int, weight: PackedWeight) -> QuantizedConfig | None:
+def few_tiles_config(rows: int, weight: PackedWeight) -> QuantizedConfig | None:
     """Return the configuration for rows in FP8 where cuBLAS has too few tiles for the device, or None.
 
     With scales per block, cuBLAS is faster.
