@@ -7,5 +7,6 @@ import ctypes
 
 
 def trim_heap() -> None:
+    """Return the process's freed memory, with glibc; elsewhere, do nothing."""
     with contextlib.suppress(OSError, AttributeError):  # only glibc has this
         ctypes.CDLL(None).malloc_trim(0)

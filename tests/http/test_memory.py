@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import threading
 
 import pytest
 
-from syringa.heap import trim_heap
 from syringa.http import dependencies, memory
 from tests.client import client
 from tests.fake_engine import FakeEngine
@@ -37,9 +35,3 @@ async def test_large_body_releases_memory(monkeypatch: pytest.MonkeyPatch) -> No
         for length, expected in ((10, 0), (dependencies.INLINE_BYTES, 1)):
             await http.post("/v1/completions", json={"prompt": "x" * length})
             assert len(calls) == expected
-
-
-def test_trim_heap_does_nothing_where_the_c_library_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    trim_heap()
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    trim_heap()

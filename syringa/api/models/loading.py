@@ -83,6 +83,7 @@ def _load_encoder(
 ) -> ServedModel:
     """Load an embedding model or a cross-encoder, which has neither a chat template nor anything that depends on it."""
     tokenizer = EncoderTokenizer.load_encoder(files, description, lower_case=embedding.lower_case)
+    trim_heap()
     return ServedModel(
         id=spec.id,
         aliases=spec.aliases,

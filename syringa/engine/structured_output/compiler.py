@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import torch
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from syringa.engine.structured_output.grammar_tokenizer import build_grammar_tokenizer
@@ -23,6 +23,7 @@ from syringa.engine.structured_output.masks import MaskFiller
 from syringa.fair_thread_pool import FairThreadPool
 from syringa.grammar import invalid_grammar, parser_limits, plain_message, to_llguidance
 from syringa.grammar.lark import resolve_special_tokens
+from syringa.heap import trim_heap
 from syringa.types import Grammar
 
 CACHE_BYTES = 256 << 20  # of compiled grammars, as measured by the grammar probe
@@ -77,6 +78,12 @@ class GrammarState:
         return GrammarState(self.grammar, self.matcher.deep_copy(), self.next_mask)
 
 
+def _build_tokenizer(tokenizer_json: str, vocab_size: int, eos_tokens: Collection[int]) -> LLTokenizer:
+    tokenizer = build_grammar_tokenizer(tokenizer_json, vocab_size, sorted(eos_tokens))
+    trim_heap()  # of the model's tokenizer, too, which was loaded for `tokenizer_json` and is gone
+    return tokenizer
+
+
 class GrammarCompiler:
     """Compile grammars for one tokenizer, in threads of its own, and cache the recent ones.
 
@@ -101,9 +108,7 @@ class GrammarCompiler:
         self._filler = MaskFiller(threads)
         self._pool = FairThreadPool(threads, "grammar", per_tenant=max(1, threads - 1))
         # Building the tokenizer's trie takes up to a second, which delays neither the start nor the first request.
-        self._tokenizer = self._pool.submit(
-            "", lambda: build_grammar_tokenizer(tokenizer_json, vocab_size, sorted(eos_tokens))
-        )
+        self._tokenizer = self._pool.submit("", lambda: _build_tokenizer(tokenizer_json, vocab_size, eos_tokens))
 
     def compile(
         self,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from syringa.api.models import loading
 from syringa.api.models.loading import describe_model, image_policy, load_model
 from syringa.api.models.specs import pulled_fields, serving_specs
 from syringa.config import Config, ModelSpec, Prices, read_model
@@ -33,6 +35,17 @@ async def test_load_model_loads_default_model() -> None:
     assert model.end_tokens
     assert model.formats == ModelFormats()  # its template has neither tools nor reasoning
     assert not model.supports_images
+
+
+@pytest.mark.parametrize("write_folder", [write_model_folder, write_embedding_folder])
+def test_load_model_returns_the_memory_that_building_a_tokenizer_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_folder: Callable[[Path], object]
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(loading, "trim_heap", lambda: calls.append(1))
+    write_folder(tmp_path)
+    load_model(Config(model=str(tmp_path)))
+    assert calls == [1]
 
 
 def test_load_model_rejects_missing_folder() -> None:

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from syringa.engine.sampling.sampler import Sampler
 from syringa.engine.sampling.sampler_input import SamplerState, SamplingRow
+from syringa.engine.structured_output import compiler as compiler_module
 from syringa.engine.structured_output.compiler import GrammarCompiler, GrammarState
 from syringa.errors import InvalidRequest
 from syringa.prompt.grammar.validation import validate_grammar
@@ -44,6 +45,18 @@ def compiler(tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
     compiler = GrammarCompiler(tokenizer.to_str(), VOCAB, [END, TURN])
     yield compiler
     compiler.close()
+
+
+def test_compiler_returns_the_memory_that_building_a_tokenizer_took(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(compiler_module, "trim_heap", lambda: calls.append(1))
+    compiler = GrammarCompiler(tokenizer.to_str(), VOCAB, [END, TURN])
+    for value in ("yes", "no"):
+        compiled(compiler, "regex", value)
+    compiler.close()
+    assert calls == [1]
 
 
 def compiled(compiler: GrammarCompiler, kind: GrammarKind, value: str) -> GrammarState:
