@@ -2,7 +2,8 @@
 
 A step has decode rows, one per sequence that adds one token, followed by prefill rows. Small decode-only steps take the
 fused path, in which the matmul kernels also compute norms, the MLP gate and residuals. All other steps take the unfused
-path: library matmuls with one elementwise kernel between two of them.
+path: between two matmuls there is one elementwise kernel, which also quantizes the rows if the next one takes FP8.
+Matmuls are those of libraries, but for quantized weights where ours are faster.
 """
 
 from __future__ import annotations
@@ -213,19 +214,19 @@ class GpuDecoder:
 
     def _forward_unfused(self, x: torch.Tensor, rows: ModelInput, cache: GpuCache) -> torch.Tensor:
         ops, eps = self.ops, self.config.eps
-        norms = [*((layer.input_norm, layer.sole_projection) for layer in self.layers[1:]), (self.norm, None)]
+        next_norms = [*((layer.input_norm, layer.sole_projection) for layer in self.layers[1:]), (self.norm, None)]
         normed: torch.Tensor | Fp8Rows = ops.rms_norm(x, self.layers[0].input_norm, eps)
-        for layer, caches, (next_norm, consumer) in zip(self.layers, self._caches(cache), norms, strict=True):
+        for layer, caches, (next_norm, projection) in zip(self.layers, self._caches(cache), next_norms, strict=True):
             gates = None if layer.gates is None else self._matmul(normed, layer.gates)
             mixed = self._mix(layer, self._matmul(normed, layer.qkv), gates, rows, *caches)
             if layer is self.layers[-1] and rows.logit_rows is not None:  # only keys, values and states need all rows
                 mixed, x = mixed.index_select(0, rows.logit_rows), x.index_select(0, rows.logit_rows)
             mlp = layer.mlp
-            first = None if isinstance(mlp, GpuExperts) else mlp.gate_up.weight
+            gate_up = None if isinstance(mlp, GpuExperts) else mlp.gate_up.weight
             attended = self._matmul(mixed, layer.out)
             if layer.out_norm is not None:
                 attended = ops.rms_norm(attended, layer.out_norm, eps)
-            normed = ops.add_rms_norm(attended, x, layer.post_norm, eps, first)
+            normed = ops.add_rms_norm(attended, x, layer.post_norm, eps, gate_up)
             if isinstance(mlp, GpuExperts):
                 assert isinstance(normed, torch.Tensor)
                 output = self._experts(normed, mlp)
@@ -237,7 +238,7 @@ class GpuDecoder:
                 output = self._mlp(normed, mlp)
             if layer.mlp_norm is not None:
                 output = ops.rms_norm(output, layer.mlp_norm, eps)
-            normed = ops.add_rms_norm(output, x, next_norm, eps, consumer)
+            normed = ops.add_rms_norm(output, x, next_norm, eps, projection)
         assert isinstance(normed, torch.Tensor)
         return normed
 

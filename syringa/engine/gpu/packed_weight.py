@@ -61,7 +61,7 @@ class Fp8Rows:
     values: torch.Tensor  # e4m3, `[rows, inputs]`, with uninitialized rows at the end
     scales: torch.Tensor  # `[groups, rows]`
     rows: int  # without those at the end
-    dtype: torch.dtype  # that they had
+    dtype: torch.dtype  # of the rows before quantization
 
 
 def pack_weight(weight: QuantizedWeight) -> PackedWeight:
