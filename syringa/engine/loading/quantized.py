@@ -23,6 +23,7 @@ FP8_DTYPE = torch.float8_e4m3fn
 FP8_MAX = 448.0  # largest e4m3 number
 INT4_ZERO = 8  # the code of 0 of symmetric 4-bit weights
 INT4_GROUPS = (32, 64)  # besides multiples of 128 and whole rows
+MXFP4_NAN = 255  # the exponent of a scale of MXFP4 that is not a number
 _FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # of tensors that are not quantized, as safetensors names them
 # What a quantized matrix is stored with, beside its packed numbers.
 _PARTS = {
@@ -155,7 +156,9 @@ class QuantizedWeights:
         rows, columns = self._quantization.block
         if not scale.is_floating_point():
             self._refuse(prefix + name, scale, "scales in floating point")
-        scale = scale.to(device).float()
+        scale = scale.float()
+        self._check_finite(prefix + name, scale)
+        scale = scale.to(device)
         if scale.numel() == 1:
             return QuantizedWeight("fp8", weight, scale.reshape(1, 1).expand(outputs, 1).contiguous(), inputs)
         if scale.numel() == outputs and scale.shape[0] == outputs:
@@ -180,6 +183,8 @@ class QuantizedWeights:
             is_scale = tensor.is_floating_point() and tensor.dtype.itemsize >= 2
             if tuple(tensor.shape) != shape or not (tensor.dtype == dtype if dtype else is_scale):
                 self._refuse(prefix + name, tensor, f"{'scales' if dtype is None else dtype} of shape {list(shape)}")
+            if dtype is None:
+                self._check_finite(prefix + name, tensor)
             return copy_weight(tensor, device)
 
         zeros = order = None
@@ -200,7 +205,7 @@ class QuantizedWeights:
         if index is not None:
             of_input = read(index, (inputs,)).long()
             in_order = torch.arange(inputs, device=device) // group
-            is_set = bool((of_input != -1).all())  # compressed-tensors may store -1, as if there were no index
+            is_set = bool((of_input != -1).any())  # compressed-tensors may store -1, as if there were no index
             if is_set and not torch.equal(of_input, in_order):
                 order = of_input.argsort(stable=True)
                 if not torch.equal(of_input[order], in_order):
@@ -211,6 +216,11 @@ class QuantizedWeights:
         return QuantizedWeight(
             "int4", codes.contiguous(), scales.contiguous(), group, None if zeros is None else zeros.contiguous(), order
         )
+
+    def _check_finite(self, name: str, scales: torch.Tensor) -> None:
+        """Raise `ModelError` if a scale is not finite. It may be negative: some tools choose its sign, too."""
+        if not bool(scales.isfinite().all()):
+            raise ModelError(f"{self._files.folder}: {name} is corrupt: a scale is not a finite number: {REMEDY}")
 
     def _refuse_stored(self, name: str, dtype: str) -> NoReturn:
         """Raise `ModelError` for a quantized tensor that is not a layer's matrix."""

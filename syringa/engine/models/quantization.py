@@ -43,6 +43,7 @@ def read_quantization(config: dict[str, Any]) -> Quantization | None:
         case "mxfp4" if config.get("model_type") == "gpt_oss":
             return None  # the experts' tensors say so themselves
         case "fp8":
+            _require(found, "fmt", (None, "e4m3"), "FP8 weights in the format {!r}")
             return Quantization("fp8", 8, block=_block(found.get("weight_block_size")))
         case "fbgemm_fp8":  # a scale per output
             return Quantization("fbgemm_fp8", 8)

@@ -122,6 +122,10 @@ GATE_UP = "model.layers.1.mlp.experts.gate_up_proj"
             lambda t: t.update({f"{GATE_UP}_scales": t[f"{GATE_UP}_scales"].half()}),
             rf"{GATE_UP}_scales is torch.float16",
         ),
+        (
+            lambda t: t[f"{GATE_UP}_scales"][0, 0, 0].fill_(255),
+            rf"{GATE_UP}_scales is corrupt: a scale is not a number",
+        ),
     ],
 )
 def test_incomplete_mxfp4_folder_is_refused(

@@ -20,7 +20,7 @@ Tensors = dict[str, torch.Tensor]
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
-FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
 
 
 def compressed(layout: str, **weights: Any) -> dict[str, Any]:

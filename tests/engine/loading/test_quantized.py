@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,11 @@ def open_folder(folder: Path, tensors: Tensors, quantization: dict[str, Any]) ->
     return QuantizedWeights(SafetensorsWeights(folder), found)
 
 
+def set_first(tensors: Tensors, name: str, value: float) -> None:
+    tensors[name] = tensors[name].clone(memory_format=torch.contiguous_format)
+    tensors[name].view(-1)[0] = value
+
+
 CASES: dict[str, tuple[Callable[[], tuple[Tensors, torch.Tensor]], dict[str, Any]]] = {
     "fp8 per tensor": (lambda: fp8_folder("tensor"), FP8),
     "fp8 per channel": (lambda: fp8_folder("channel"), CT_FP8),
@@ -118,6 +124,13 @@ def test_quantized_weight_is_read_as_its_matrix(tmp_path: Path, name: str) -> No
     assert found is not None
     assert (found.order is not None) == ("act-order" in name)
     assert found.format == stored_dtype({"quantization_config": quantization})
+
+
+def test_negative_scales_are_read(tmp_path: Path) -> None:
+    """As symmetric quantization writes them if the largest number of a group is positive."""
+    tensors, matrix = int4_folder("compressed symmetric")
+    tensors["layer.weight_scale"] = -tensors["layer.weight_scale"]
+    assert torch.equal(open_folder(tmp_path, tensors, CT_INT4)(NAME), -matrix)
 
 
 def test_unquantized_weight_of_quantized_folder_stays(tmp_path: Path) -> None:
@@ -164,6 +177,23 @@ def test_unquantized_weight_of_quantized_folder_stays(tmp_path: Path) -> None:
             "fp8 per tensor",
             lambda t: t.update({NAME: t[NAME].flatten()}),
             rf"{NAME} is \[6144\], and should be a matrix: fetch the model again",
+        ),
+        (
+            "gptq act-order",
+            lambda t: t["layer.g_idx"][3:4].fill_(-1),
+            r"layer.g_idx does not have groups of 32 inputs",
+        ),
+        *(
+            (name, partial(set_first, name=scales, value=wrong), f"{scales} is corrupt: a scale is not a finite number")
+            for name, scales in (
+                ("fp8 per tensor", "layer.weight_scale"),
+                ("fp8 per channel", "layer.weight_scale"),
+                ("fp8 in blocks", "layer.weight_scale_inv"),
+                ("gptq", "layer.scales"),
+                ("awq", "layer.scales"),
+                ("compressed", "layer.weight_scale"),
+            )
+            for wrong in (float("nan"), float("-inf"))
         ),
     ],
 )
@@ -223,6 +253,10 @@ def test_tensor_that_is_quantized_otherwise_is_refused_by_name(
         (
             FP8 | {"weight_block_size": [128, 16]},
             "blocks of 128 outputs × 16 inputs cannot be read: blocks of at least 16 × 32 can",
+        ),
+        *(
+            (FP8 | {"fmt": fmt}, f"FP8 weights in the format '{fmt}' cannot be read: FP8, GPTQ and AWQ")
+            for fmt in ("e5m2", "e4m3fnuz")
         ),
         ({"quant_method": "compressed-tensors"}, "has no config_groups"),
         (
