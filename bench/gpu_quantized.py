@@ -28,6 +28,7 @@ from syringa.engine.gpu.kernels import moe, reference
 from syringa.engine.gpu.kernels.fp8 import quantize_rows
 from syringa.engine.gpu.kernels.gemv import GemvConfig
 from syringa.engine.gpu.kernels.int4_gemv import Int4GemvConfig
+from syringa.engine.gpu.kernels.launch import num_processors
 from syringa.engine.gpu.kernels.quantized_gemm import QuantizedConfig, dequantize, quantized_gemm
 from syringa.engine.gpu.ops.quantized_linear import FUSED_ROWS, quantized_linear
 from syringa.engine.gpu.packed_weight import PackedWeight, pack_weight, stack_packed, unpack_weight
@@ -38,7 +39,6 @@ LAYERS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24_576, 4096), "do
 KINDS = ("fp8 channel", "fp8 128", "int4 128")
 ROWS = (1, 2, 16, 64, 72, 80, 128, 192, 256)
 CUBLAS_ROWS = (16, 32, *(rows for rows in ROWS if rows >= 64))
-PROCESSORS = 132
 
 
 class Case(NamedTuple):
@@ -100,7 +100,7 @@ def tiles_of(case: Case) -> list[Any]:
         if gated and shape[1] > 64 and shape[0] > 64 and shape[3] < 8:
             continue
         tiles = triton.cdiv(outputs, shape[1]) * triton.cdiv(case.rows, shape[0])
-        splits = {max(1, min(round(each * PROCESSORS / tiles), inputs // 512)) for each in waves}
+        splits = {max(1, min(round(each * num_processors() / tiles), inputs // 512)) for each in waves}
         found += [QuantizedConfig(*shape, splits=each, fp8_rows=fp8_rows) for each in sorted(splits)]
     return found
 
