@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX_VNNI = [*AVX2, "-mavxvnni"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"]
 COMPILE_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", "-w", "-c"]
 LINK_FLAGS = ["-O3", "-shared", "-pthread", "-Wl,-S"]  # -S: no debug information
@@ -62,7 +63,13 @@ def ziglang_target() -> list[str]:
 def variants() -> dict[str, list[str]]:
     """Return the kernel variants for this kind of machine, by name, with their compiler flags."""
     if platform.machine() in ("x86_64", "AMD64"):
-        return {"avx512bf16": [*AVX512, "-mavx512bf16"], "avx512": AVX512, "avx2": AVX2, "base": []}
+        return {
+            "avx512bf16": [*AVX512, "-mavx512bf16"],
+            "avx512": AVX512,
+            "avxvnni": AVX_VNNI,
+            "avx2": AVX2,
+            "base": [],
+        }
     return {"base": []}
 
 

@@ -7,16 +7,28 @@ import functools
 import math
 from collections.abc import Iterator
 from ctypes import byref
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from syringa.engine.cpu import native
 from syringa.engine.cpu.features import cpu_flags
 from syringa.engine.cpu.layers.cache import CacheTensors, LayerCache, write_cache
 from syringa.engine.cpu.layers.linear import DenseLinear, Gate, Int8Linear
 from syringa.engine.cpu.layers.native_ops import address, attend
-from syringa.engine.cpu.native import FOLDER, GATES, REQUIRED_FLAGS, AttentionShape, Kernels, RotaryShape, load_kernels
+from syringa.engine.cpu.native import (
+    AVX2,
+    AVX512,
+    FOLDER,
+    GATES,
+    REQUIRED_FLAGS,
+    AttentionShape,
+    Kernels,
+    RotaryShape,
+    load_kernels,
+)
 from syringa.engine.execution.batch import StepTensors
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
@@ -53,6 +65,29 @@ def test_load_kernels_returns_best_variant() -> None:
     chosen = load_kernels(2)
     assert chosen is not None
     assert chosen.variant == VARIANTS[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"avx2", "fma", "f16c", "avx_vnni"}, "avxvnni"),
+        ({"avx2", "fma", "f16c"}, "avx2"),
+        (AVX512 | AVX2, "avx512"),
+        (AVX512 | AVX2 | {"avx_vnni", "avx512_bf16"}, "avx512bf16"),
+        ({"asimd"}, "base"),
+    ],
+)
+def test_kernel_variant_is_the_best_for_the_processor(
+    flags: set[str], expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    monkeypatch.setattr(native, "cpu_flags", lambda: flags)
+    assert native.kernel_variant() is None
+    for name in REQUIRED_FLAGS:
+        (tmp_path / f"kernels_{name}.so").touch()
+    assert native.kernel_variant() == expected
+    (tmp_path / "kernels_avxvnni.so").unlink()  # the compiler was too old for it
+    assert native.kernel_variant() == expected.replace("avxvnni", "avx2")
 
 
 # --- int8_linear.h
@@ -118,6 +153,15 @@ def test_int8_linear_with_outliers_and_zero_rows(kernels: Kernels) -> None:
     assert torch.equal(y[:, 3], torch.zeros(3))
     assert (y - quantized_product(x, w)).abs().max() <= 2e-6 * y.abs().max()
     assert torch.equal(y[2:], Int8Linear(kernels, w, None)(x[2:].clone()))
+
+
+@pytest.mark.skipif("avx2" not in VARIANTS or VARIANTS[0] == "avx2", reason="needs AVX2 and another variant")
+def test_int8_linear_has_equal_bits_in_all_variants_from_avx2_on() -> None:
+    w, x = torch.randn(75, 200), torch.randn(11, 200)
+    w[3], x[4] = 1.0, -1.0  # the largest bytes with the smallest ones
+    expected = Int8Linear(variant("avx2"), w, None)(x)
+    for name in VARIANTS[: VARIANTS.index("avx2")]:
+        assert torch.equal(Int8Linear(variant(name), w, None)(x), expected), name
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])

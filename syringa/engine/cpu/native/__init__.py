@@ -10,11 +10,13 @@ from pathlib import Path
 from syringa.engine.cpu.features import cpu_flags
 
 FOLDER = Path(__file__).parent
+AVX2 = {"avx2", "fma", "f16c"}
 AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
 REQUIRED_FLAGS = {
     "avx512bf16": AVX512 | {"avx512_bf16"},
     "avx512": AVX512,
-    "avx2": {"avx2", "fma", "f16c"},
+    "avxvnni": AVX2 | {"avx_vnni"},
+    "avx2": AVX2,
     "base": set[str](),
 }
 

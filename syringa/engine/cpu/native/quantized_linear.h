@@ -20,6 +20,8 @@ namespace syringa {
 
 #if defined(__AVX512F__)
 constexpr int BLOCK_ROWS = 8;  // rows at a time: their integer sums of a sub-block fill half of the registers
+#elif defined(__AVXVNNI__)
+constexpr int BLOCK_ROWS = 4;  // half of sixteen registers
 #else
 constexpr int BLOCK_ROWS = 2;
 #endif

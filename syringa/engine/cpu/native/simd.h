@@ -361,7 +361,8 @@ static inline void to_pairs(const float* from, int count, Pair<float>* to) {
 
 // A quantized activation. With VNNI, signed bytes; otherwise 16-bit numbers, each four in the order 0, 2, 1, 3, because
 // even and odd weights are multiplied separately.
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define SYRINGA_VNNI 1
 typedef int8_t activation_t;
 #else
 typedef int16_t activation_t;
@@ -369,7 +370,7 @@ typedef int16_t activation_t;
 
 // Numbers that fit in a byte.
 static inline void store_activations(activation_t* to, ints from) {
-#if defined(__AVX512VNNI__)
+#if defined(SYRINGA_VNNI)
     const bytes narrow = __builtin_convertvector(from, bytes);
     std::memcpy(to, &narrow, sizeof narrow);
 #elif defined(__AVX2__)
@@ -388,10 +389,31 @@ static inline int32_t load_int32(const void* p) {
     return value;
 }
 
+// VNNI: in each lane, acc += the dot product of four unsigned bytes with four signed ones, or of two 16-bit numbers with
+// two; neither saturates. `four_bytes`: the same four bytes, or two numbers, in all lanes. Client processors have it in
+// 256 bits, most of them without AVX-512.
+#if defined(__AVX512VNNI__)
+static inline ints four_bytes(const void* p) { return (ints)_mm512_set1_epi32(load_int32(p)); }
+static inline ints dot_bytes(ints acc, quads u, ints a) {
+    return (ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)u, (__m512i)a);
+}
+static inline ints dot_shorts(ints acc, ints u, ints a) {
+    return (ints)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)u, (__m512i)a);
+}
+#elif defined(__AVXVNNI__)
+static inline ints four_bytes(const void* p) { return (ints)_mm256_set1_epi32(load_int32(p)); }
+static inline ints dot_bytes(ints acc, quads u, ints a) {
+    return (ints)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)u, (__m256i)a);
+}
+static inline ints dot_shorts(ints acc, ints u, ints a) {
+    return (ints)_mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)u, (__m256i)a);
+}
+#endif
+
 // acc[i] += the dot product of four unsigned bytes w[4i .. 4i+3] with the four activations at `a`.
 static inline ints dot4(ints acc, const uint8_t* w, const activation_t* a) {
-#if defined(__AVX512VNNI__)
-    return (ints)_mm512_dpbusd_epi32((__m512i)acc, _mm512_loadu_si512(w), _mm512_set1_epi32(load_int32(a)));
+#if defined(SYRINGA_VNNI)
+    return dot_bytes(acc, load_quads(w), four_bytes(a));
 #elif defined(__AVX2__)
     // maddubs would saturate; 16-bit products of bytes cannot.
     const __m256i v = _mm256_loadu_si256((const __m256i*)w);
@@ -414,8 +436,8 @@ static inline ints dot4(ints acc, const uint8_t* w, const activation_t* a) {
 
 // acc[i] += the dot product of the two 16-bit numbers of lane i with the two at `pair`.
 static inline ints dot2(ints acc, ints pairs, const int16_t* pair) {
-#if defined(__AVX512VNNI__)
-    return (ints)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)pairs, _mm512_set1_epi32(load_int32(pair)));
+#if defined(SYRINGA_VNNI)
+    return dot_shorts(acc, pairs, four_bytes(pair));
 #elif defined(__AVX2__)
     return acc + (ints)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi32(load_int32(pair)));
 #else
@@ -440,9 +462,9 @@ static inline quads lookup(const uint8_t* table, quads index) {
 // A sum of dot products of four unsigned bytes per lane, at most MOST, with four activations. Where the processor
 // cannot multiply unsigned bytes above 127 without saturation, those bytes count from 128, and `zero` of their zero is
 // 0.
-#if defined(__AVX512VNNI__)
-typedef __m512i four_activations;
-static inline four_activations load_four(const int8_t* a) { return _mm512_set1_epi32(load_int32(a)); }
+#if defined(SYRINGA_VNNI)
+typedef ints four_activations;
+static inline four_activations load_four(const int8_t* a) { return four_bytes(a); }
 
 template <int MOST>
 struct DotSum {
@@ -450,7 +472,7 @@ struct DotSum {
 
     static constexpr int zero(int value) { return value; }
     inline __attribute__((always_inline)) void add(int, quads u, four_activations a) {
-        total = (ints)_mm512_dpbusd_epi32((__m512i)total, (__m512i)u, a);
+        total = dot_bytes(total, u, a);
     }
     ints end(int) const { return total; }
 };
