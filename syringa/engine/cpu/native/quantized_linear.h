@@ -27,7 +27,7 @@ constexpr int BLOCK_ROWS = 2;
 #endif
 constexpr int MANY_ROWS = 48, MAX_ROWS = 192;  // of a task
 constexpr int L2_BYTES = 640 << 10;            // of the cache, for the activations of a task
-constexpr int AHEAD_BYTES = 8 << 10;           // at most, of the weights that are prefetched; at least a chunk
+constexpr int AHEAD_BYTES = 8 << 10;           // how far ahead a chunk is prefetched, in whole chunks: at least one
 
 // --- Weights
 
@@ -182,7 +182,8 @@ void multiply_panel(const PanelTask& task, const QuantizedRows<GROUP_OF<Format>>
     for (int k = 0; k < inputs; k += CHUNK, chunk += Layout::SIZE) {
         const ChunkScales<Format> scales(chunk);
         if (wide) unpack_chunk<Format>(chunk, bytes);
-        LinesAhead ahead{chunk + std::max<size_t>(1, AHEAD_BYTES / Layout::SIZE) * Layout::SIZE, lines};
+        LinesAhead ahead{chunk + std::max<size_t>(1, AHEAD_BYTES / Layout::SIZE) * Layout::SIZE, lines, rows == 1};
+        const uint8_t* const ahead_end = ahead.next + Layout::SIZE;
         // Rows are split evenly: 5 and 4 are faster than 8 and 1.
         for (int row = 0, left = steps, count; left; row += count, left--) {
             count = (rows - row + left - 1) / left;
@@ -198,7 +199,8 @@ void multiply_panel(const PanelTask& task, const QuantizedRows<GROUP_OF<Format>>
                     else
                         add_groups<Format, M, false, GROUPS>(chunk + Layout::NUMBERS + strip * Layout::STRIP_SIZE,
                                                              scales, first, activations, x.rows, ahead, sums + row);
-                    ahead.next += 64 * lines * GROUPS * GROUP / STRIP;
+                    ahead.next += 64 * ahead.per_strip * GROUPS * GROUP / STRIP;
+                    if (ahead.next >= ahead_end) ahead.per_strip = 0;
                 }
             });
         }

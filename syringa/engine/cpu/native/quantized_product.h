@@ -265,11 +265,20 @@ inline __attribute__((always_inline)) void sub_block_product(const uint8_t* numb
         for (int v = 0; v < VECTORS; v++) result[m][v] = dot[m][v].end(2 * PAIRS);
 }
 
-// Cache lines of a later chunk to prefetch, so many for each strip: to the L1 cache for a single row, which takes no
-// longer with a chunk than memory does, otherwise to the L2 cache.
+// Cache lines of a later chunk to prefetch, so many for each strip: to the L1 cache if the task has a single row, which
+// takes no longer with a chunk than memory does, otherwise to the L2 cache.
 struct LinesAhead {
     const uint8_t* next;
     int per_strip;
+    bool single;
+
+    template <int M>
+    inline __attribute__((always_inline)) void prefetch() {
+        if (M == 1 && single)
+            for (int line = 0; line < per_strip; line++, next += 64) __builtin_prefetch(next, 0, 3);
+        else
+            for (int line = 0; line < per_strip; line++, next += 64) __builtin_prefetch(next, 0, 2);
+    }
 };
 
 // Add the products of M rows with GROUPS groups of inputs of a chunk, beginning with its sub-block `first`. The order
@@ -285,7 +294,7 @@ __attribute__((noinline)) void add_groups(const uint8_t* numbers, const ChunkSca
     for (int end = first + GROUPS * SUBS; first < end; first += SUBS, x += stride, numbers += GROUP_SIZE) {
         Number total[M][VECTORS] = {};
         for (int strip = 0; strip < SUBS / PER_STRIP; strip++) {
-            for (int line = 0; line < ahead.per_strip; line++, ahead.next += 64) __builtin_prefetch(ahead.next, 0, M == 1 ? 3 : 2);
+            ahead.prefetch<M>();
 #pragma GCC unroll 2
             for (int half = 0; half < PER_STRIP; half++) {
                 const int s = strip * PER_STRIP + half;
