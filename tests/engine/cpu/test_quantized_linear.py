@@ -76,6 +76,15 @@ def test_block_embedding_matches_gguf(kernels: Kernels, type_name: str, blocks: 
     assert torch.equal(embedding[tokens[1:2].int()], embedding[tokens][1:2])
 
 
+@pytest.mark.parametrize("token", [-1, 75, 2**32])
+def test_block_embedding_refuses_tokens_that_it_does_not_have(kernels: Kernels, token: int) -> None:
+    embedding = BlockEmbedding(BlockLinear(kernels, [random_tensor("Q4_K", 75, 256)], None))
+    for count in (1, 9):
+        with pytest.raises(IndexError, match="the embedding has 75 rows"):
+            embedding[torch.tensor([74] * (count - 1) + [token])]
+    assert embedding[torch.empty(0, dtype=torch.int64)].shape == (0, 256)
+
+
 @pytest.mark.parametrize("type_name", TYPES)
 @pytest.mark.parametrize(("outputs", "blocks"), [(1, 1), (33, 3), (75, 7)])
 def test_block_linear_matches_dequantized_product(kernels: Kernels, type_name: str, outputs: int, blocks: int) -> None:

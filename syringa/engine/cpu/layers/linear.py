@@ -148,7 +148,10 @@ class BlockTensor(NamedTuple):
         """Return the matrix in fp32 or bf16. Raise `ModelError` if a number is not finite."""
         values = torch.empty(self.rows, self.inputs, dtype=dtype)
         half = dtype == torch.bfloat16
-        if not kernels.read_tensor(byref(self.native()), self.inputs, values.data_ptr(), half):
+        finite = kernels.read_tensor(byref(self.native()), self.inputs, values.data_ptr(), half)
+        if finite < 0:
+            raise MemoryError
+        if not finite:
             raise self.corrupt()
         return values
 
@@ -230,7 +233,12 @@ class BlockEmbedding:
         self.weights = weights
 
     def __getitem__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return a row for each token. Raise `IndexError` for a token that has none."""
         tokens = tokens.to(torch.int64).contiguous()
+        if len(tokens):
+            least, most = (int(token) for token in tokens.aminmax())
+            if least < 0 or most >= self.weights.outputs:
+                raise IndexError(f"tokens from {least} to {most}, and the embedding has {self.weights.outputs} rows")
         rows = torch.empty(len(tokens), self.weights.inputs)
         self.weights.kernels.unpack_rows(self.weights.address, tokens.data_ptr(), len(tokens), rows.data_ptr())
         return rows

@@ -62,9 +62,13 @@ EXPORT void syringa_unpack_rows(const LinearWeights* weights, const int64_t* ind
     static_cast<const QuantizedWeights*>(weights)->unpack_rows(indices, count, out);
 }
 
-// All rows of a tensor, as fp32 or with `half` as bf16. Return whether all numbers are finite.
+// All rows of a tensor, as fp32 or with `half` as bf16. Return whether all numbers are finite; -1 for lack of memory.
 EXPORT int syringa_read_tensor(const TensorBlocks* tensor, int inputs, void* out, int half) {
-    return read_tensor(*tensor, inputs, out, half != 0);
+    try {
+        return read_tensor(*tensor, inputs, out, half != 0);
+    } catch (const std::bad_alloc&) {
+        return -1;
+    }
 }
 
 // Whether all numbers of a tensor are finite.

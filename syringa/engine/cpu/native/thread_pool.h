@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -34,7 +35,8 @@ class ThreadPool {
         for (int i = 1; i < threads; i++) workers_.emplace_back([this] { worker_loop(); });
     }
 
-    // Calls body(i) once for each i in [0, count), on any thread.
+    // Calls body(i) once for each i in [0, count), on any thread. If a call lacks memory, some of the others may be left
+    // out, and std::bad_alloc is thrown on the calling thread.
     template <class Body>
     void run(int count, Body&& body) {
         if (count <= 0) return;
@@ -54,6 +56,7 @@ class ThreadPool {
         run_tasks();
         state_.fetch_and(~OPEN, std::memory_order_acq_rel);
         while (state_.load(std::memory_order_acquire) & ENTERED) cpu_pause();
+        if (out_of_memory_.exchange(false, std::memory_order_relaxed)) throw std::bad_alloc();
     }
 
     int threads() const { return (int)workers_.size() + 1; }
@@ -64,8 +67,13 @@ class ThreadPool {
     static constexpr int SPINS = 4000;
     static constexpr std::chrono::microseconds AWAKE{500};
 
+    // An exception would end the process on a worker, and on the calling thread leave the loop while others use its body.
     void run_tasks() {
-        for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) call_(context_, i);
+        try {
+            for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) call_(context_, i);
+        } catch (const std::bad_alloc&) {
+            out_of_memory_.store(true, std::memory_order_relaxed);
+        }
     }
 
     bool try_enter(uint64_t& seen) {
@@ -117,6 +125,7 @@ class ThreadPool {
     std::atomic<uint64_t> state_{0};
     std::atomic<int> next_{0};
     std::atomic<int> sleepers_{0};
+    std::atomic<bool> out_of_memory_{false};
     uint64_t epoch_ = 0;
     int count_ = 0;
     void (*call_)(void*, int) = nullptr;
