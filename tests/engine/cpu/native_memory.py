@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -12,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from syringa.engine.cpu.layers.linear import BlockTensor, Int8Linear
-from syringa.engine.cpu.native import FOLDER, Kernels
+from syringa.engine.cpu.layers.linear import BlockEmbedding, BlockLinear, BlockTensor, Int8Linear, NativeLinear
+from syringa.engine.cpu.native import BLOCK_TYPES, FOLDER, Kernels
+from tests.engine.gguf_blocks import block_size, random_blocks
 
 CASES: dict[str, Callable[[Kernels], None]] = {}
 
@@ -67,6 +69,82 @@ def quantize(kernels: Kernels) -> None:
 def read(kernels: Kernels) -> None:
     tensor = one_row(ROWS)
     expect_memory_error(kernels, 2 * ROWS * INPUTS + SPARE, lambda: tensor.dequantize(kernels, torch.bfloat16))
+
+
+_guards: list[mmap.mmap] = []
+
+
+def guarded(data: np.ndarray) -> np.ndarray:
+    """Return a copy whose last byte is followed by a page that cannot be read."""
+    page = mmap.PAGESIZE
+    size = -(-data.nbytes // page) * page
+    memory = mmap.mmap(-1, size + page)
+    _guards.append(memory)  # stays mapped
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.mprotect(ctypes.c_void_p(address + size), ctypes.c_size_t(page), 0):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    copy = np.frombuffer((ctypes.c_uint8 * data.nbytes).from_address(address + size - data.nbytes), np.uint8)
+    copy[:] = np.ascontiguousarray(data).view(np.uint8).reshape(-1)
+    return copy
+
+
+def guarded_rows(rows: int, inputs: int) -> torch.Tensor:
+    return torch.from_numpy(guarded(np.ones((rows, inputs), np.float32)).view(np.float32).reshape(rows, inputs))
+
+
+def read_all(kernels: Kernels, tensor: BlockTensor) -> None:
+    tensor.check(kernels)
+    for dtype in (torch.float32, torch.bfloat16):
+        tensor.dequantize(kernels, dtype)
+    layers: list[NativeLinear] = [Int8Linear(kernels, [tensor], None)]
+    if tensor.type in BLOCK_TYPES:
+        layers.append(BlockLinear(kernels, [tensor], None))
+        BlockEmbedding(layers[-1])[torch.arange(tensor.rows)]
+    for layer in layers:
+        for rows in (1, 3):
+            layer(guarded_rows(rows, tensor.inputs), add_to=guarded_rows(rows, tensor.rows))
+
+
+@case
+def overread(kernels: Kernels) -> None:
+    """Tensors, inputs and outputs are flush against a page that cannot be read."""
+    for type_name in BLOCK_TYPES:
+        for rows, blocks in ((1, 1), (33, 3)):
+            inputs = blocks * block_size(type_name)[0]
+            data = guarded(random_blocks(type_name, rows, inputs))
+            read_all(kernels, BlockTensor("w", type_name, rows, inputs, data))
+    for type_name, dtype in (("F32", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16)):
+        for rows, inputs in ((1, 1), (3, 33), (33, 130)):
+            data = guarded(torch.ones(rows, inputs, dtype=dtype).view(torch.uint8).numpy())
+            read_all(kernels, BlockTensor("w", type_name, rows, inputs, data))
+
+
+HUGE = 64 << 20
+
+
+def advised_huge_pages() -> int:
+    """Return the bytes on huge pages in mappings for which a program has asked for them."""
+    total = found = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.startswith("AnonHugePages:"):
+            found = int(line.split()[1]) << 10
+        elif line.startswith("VmFlags:") and "hg" in line.split():
+            total += found
+    return total
+
+
+@case
+def huge_pages(kernels: Kernels) -> None:
+    """Weights are on huge pages where other memory for which they are asked for is."""
+    other = mmap.mmap(-1, HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    other.madvise(mmap.MADV_HUGEPAGE)
+    other.write(bytes(HUGE))
+    before = advised_huge_pages()
+    layer = Int8Linear(kernels, torch.ones(4096, HUGE // 4096), None)
+    gained = advised_huge_pages() - before
+    if before > HUGE // 2 and gained < HUGE // 2:
+        raise AssertionError(f"{gained} bytes of {layer.outputs} rows are on huge pages")
 
 
 if __name__ == "__main__":
