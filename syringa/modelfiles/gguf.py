@@ -75,7 +75,21 @@ _TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
 }
+# Types that cannot be read, and withdrawn ones: Q4_0 and IQ4_NL in the order of some processors' registers.
+_OTHER_TYPES = {
+    4: "Q4_2",
+    5: "Q4_3",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+    41: "Q1_0",
+}
+OTHER_QUANTIZATION = "fetch the model in another quantization, such as Q4_K_M or Q4_0"  # advice of error messages
 
 _PART = re.compile(r"(.+)-(?:\d{5})-of-(\d{5})\.gguf")
 _MAX_DIMS = 4
@@ -261,7 +275,9 @@ class _GgufReader:
         for name, (shape, type_number, offset) in table.items():
             self.place = f"the tensor {quoted(name)}"
             if type_number not in _TENSOR_TYPES:
-                raise ModelError(f"{self.path}: {self.place} is of the unknown type {type_number}")
+                kind = _OTHER_TYPES.get(type_number)
+                what = f"type {kind}, which is not supported" if kind else f"unknown type {type_number}"
+                raise ModelError(f"{self.path}: {self.place} is of the {what}: {OTHER_QUANTIZATION}")
             type_name, block, block_bytes = _TENSOR_TYPES[type_number]
             elements = math.prod(shape)
             if shape[0] % block or elements == 0:

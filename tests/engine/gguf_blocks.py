@@ -6,7 +6,18 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 # Offsets of the half-precision numbers in a block; of other types, one at the beginning.
-HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "MXFP4": ()}
+HALVES = {
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "TQ1_0": (52,),
+    "MXFP4": (),
+    "NVFP4": (),
+}
 
 
 def block_size(type_name: str) -> tuple[int, int]:
@@ -25,6 +36,8 @@ def random_blocks(type_name: str, rows: int, inputs: int, seed: int = 0, scale: 
         blocks[:, :, offset : offset + 2] = scales[:, :, None].view(np.uint8)
     if type_name == "MXFP4":
         blocks[:, :, 0] = random.integers(118, 122, blocks.shape[:2])
+    if type_name == "NVFP4":
+        blocks[:, :, :4] = random.integers(4, 20, (*blocks.shape[:2], 4))
     return blocks.reshape(rows, -1)
 
 

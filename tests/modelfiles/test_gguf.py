@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gguf import GGML_QUANT_SIZES, quants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +24,7 @@ from syringa.modelfiles.locate import ModelFiles
 from syringa.modelfiles.tokenizer import load_tokenizer
 from tests.tiers import examples
 
-from .gguf_builder import TENSORS, gguf, llama, string
+from .gguf_builder import TENSORS, StoredTensor, gguf, llama, string
 
 pytestmark = pytest.mark.filterwarnings("error")
 WHOLE = gguf(llama(), TENSORS)
@@ -271,3 +273,28 @@ def test_first_metadata_are_the_keys_that_are_there_whole() -> None:
     assert all(each.items() <= found[-1].items() for each in found)
     assert found[-1]["tokenizer.ggml.tokens"] == llama()["tokenizer.ggml.tokens"]
     assert read_first_metadata(b"PK\x03\x04" + WHOLE) == {}
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (31, "is of the type Q4_0_4_4, which is not supported: fetch the model in another quantization"),
+        (41, "is of the type Q1_0, which is not supported: fetch"),
+        (99, "is of the unknown type 99: fetch the model in another quantization"),
+    ],
+)
+def test_read_gguf_refuses_types_that_cannot_be_read(tmp_path: Path, number: int, message: str) -> None:
+    tensors = {"blk.0.attn_q.weight": StoredTensor((256, 1), number, bytes(144))}
+    with pytest.raises(ModelError, match=f"the tensor 'blk.0.attn_q.weight' {message}"):
+        read_gguf(write(tmp_path, gguf(llama(), tensors)))
+
+
+def test_read_gguf_knows_every_type_that_the_gguf_package_dequantizes(tmp_path: Path) -> None:
+    for kind, (inputs, size) in GGML_QUANT_SIZES.items():
+        try:
+            quants.dequantize(np.zeros(size, np.uint8), kind)
+        except NotImplementedError:
+            continue
+        tensors = {"w": StoredTensor((inputs, 1), int(kind), bytes(size))}
+        info = read_gguf(write(tmp_path, gguf(llama(), tensors))).tensors["w"]
+        assert (info.type, info.size) == (kind.name, size)

@@ -15,7 +15,7 @@ import torch
 
 from syringa.engine.cpu.layers.linear import BlockTensor
 from syringa.engine.cpu.native import Kernels
-from syringa.engine.loading.weights import GgufWeights, find_rows
+from syringa.engine.loading.weights import GgufWeights, find_rows, scale_names
 from syringa.engine.models.config import FUSED_TYPES, read_config
 from syringa.errors import ModelError
 from syringa.modelfiles import ModelFiles
@@ -135,6 +135,7 @@ class GgufParameters(GgufWeights):
     def check_all_used(self, names: Iterable[str]) -> None:
         """Raise `ModelError` if the file has tensors that none of the parameters is made of."""
         used = {source for name in names for source in self.sources(name)}
+        used |= {scale for name in used for scale in scale_names(name)}
         unused = [name for name in sorted(self.file.tensors.keys() - used - ROPE_TENSORS) if not self._left_out(name)]
         if unused:
             raise ModelError(

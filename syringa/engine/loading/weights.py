@@ -24,7 +24,7 @@ from syringa.engine.models.quantization import read_quantization
 from syringa.engine.models.tensor_shapes import check_shapes, tensor_shapes
 from syringa.errors import ModelError
 from syringa.modelfiles import SAFETENSORS_INDEX, ModelFiles, read_json
-from syringa.modelfiles.gguf import GgufFile, TensorInfo, read_gguf
+from syringa.modelfiles.gguf import OTHER_QUANTIZATION, GgufFile, TensorInfo, read_gguf
 from syringa.modelfiles.gguf_architectures import find_architecture
 
 if TYPE_CHECKING:
@@ -53,6 +53,12 @@ STORED_TYPES = frozenset(BLOCK_TYPES | FLOAT_TYPES)  # GGUF types that the compi
 MXFP4_SUFFIXES = ("_blocks", "_scales")  # returned as stored: `gpu.expert_loading` dequantizes them
 _PROJECTION = re.compile(r"(model\.layers\.\d+\.(?:self_attn|mlp)\.)(q|k|v|gate|up)_proj\.weight")
 LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+
+
+def scale_names(name: str) -> list[str]:
+    """Return the names that the scale of an NVFP4 tensor may have, then those of its activations' scale."""
+    names = [name.removesuffix(".weight"), name]
+    return [f"{each}.scale" for each in names] + [f"{each}.input_scale" for each in names]
 
 
 class WeightSource(Protocol):
@@ -223,10 +229,28 @@ class GgufWeights:
                 with np.errstate(invalid="ignore", over="ignore"):  # corrupt scales are reported below
                     values = dequantize(raw.reshape(rows, -1), GGMLQuantizationType[info.type])
         except (KeyError, NotImplementedError):
-            raise ModelError(f"{self.file.path}: tensors of type {info.type} cannot be read yet") from None
+            raise ModelError(
+                f"{self._label(info)} is of the type {info.type}, which cannot be read: {OTHER_QUANTIZATION}"
+            ) from None
+        if info.type == "NVFP4":
+            values = self._scaled(info, values)
         if values.size and not (np.isfinite(values.max()) and np.isfinite(values.min())):
             raise ModelError(f"{self._label(info)} is corrupt: a weight is not a finite number; fetch the file again")
         return np.array(values, dtype=np.float32, copy=info.type == "F32")
+
+    def _scaled(self, info: TensorInfo, values: np.ndarray) -> np.ndarray:
+        """Return the values of an NVFP4 tensor, or of one of its experts, times their second scale if there is one."""
+        found = (self.file.tensors.get(name) for name in scale_names(info.name)[:2])
+        if (stored := next((each for each in found if each is not None), None)) is None:
+            return values
+        scales, whole = self.file.floats(stored.name), self.file.tensors[info.name]
+        experts = whole.shape[2] if len(whole.shape) > 2 else 1
+        if len(scales) not in (1, experts):
+            raise ModelError(f"{self._label(info)} has {len(scales)} scales: fetch the file again")
+        part = whole.size // len(scales)
+        first, count = (info.offset - whole.offset) // part, max(1, info.size // part)
+        values *= np.repeat(np.array(scales[first : first + count], np.float32), len(values) // count)[:, None]
+        return values
 
 
 def _map_file(path: str) -> mmap.mmap:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,10 +18,12 @@ from syringa.engine.loading import precision
 from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
 from syringa.engine.loading.loader import load_model
 from syringa.engine.loading.model_size import ModelSize
+from syringa.engine.loading.weights import GgufWeights
 from syringa.errors import ModelError
-from syringa.modelfiles import read_gguf
+from syringa.modelfiles import locate, read_gguf
 from tests.engine.gguf_blocks import dequantize, random_blocks
 from tests.engine.models.tiny_models import PROMPTS, run
+from tests.modelfiles.gguf_builder import StoredTensor, Tensor, gguf, llama
 
 pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="no kernels were built: there was no compiler")
 HIDDEN, HEADS, KV_HEADS, INTERMEDIATE, VOCAB = 256, 4, 2, 512, 160
@@ -152,6 +155,61 @@ def test_gguf_layers_stay_in_blocks_where_types_allow(tmp_path: Path) -> None:
     assert isinstance(second.mlp.down.linear, Int8Linear)  # Q2_K
     automatic: Any = load(path, "auto")
     assert automatic.info.dtype == "int8"  # a small model
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "IQ1_S", "IQ2_XXS", "IQ3_S", "TQ1_0", "NVFP4"])
+def test_gguf_types_without_a_kernel_become_int8(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "m.gguf"
+    GgufModel(path, "llama", [dict.fromkeys(SHAPES, kind)], head="Q6_K")
+    loaded: Any = load(path, "gguf")
+    assert isinstance(loaded.model.layers[0].down, Int8Linear)
+    for got, wanted in zip(run(loaded, PROMPTS), run(load(path, "fp32"), PROMPTS), strict=True):
+        assert float((got - wanted).norm() / wanted.norm()) < 0.1
+    weights = GgufWeights(locate(str(path)), {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS})
+    info = weights.find("blk.0.ffn_down.weight")
+    data = np.frombuffer(path.read_bytes(), np.uint8, info.size, info.offset).reshape(HIDDEN, -1)
+    assert torch.equal(weights.read(info), torch.from_numpy(dequantize(data, kind)))
+
+
+def nvfp4_weights(path: Path, shape: tuple[int, ...], scales: dict[str, list[float]]) -> tuple[GgufWeights, np.ndarray]:
+    """Return the tensors of a file with one in NVFP4, and that tensor without its second scale."""
+    outputs = int(np.prod(shape[1:]))
+    blocks = random_blocks("NVFP4", outputs, shape[0])
+    tensors: dict[str, Tensor] = {"blk.0.ffn_down.weight": StoredTensor(shape, 40, blocks.tobytes())}
+    for name, numbers in scales.items():
+        tensors[name] = StoredTensor((len(numbers),), 0, np.array(numbers, np.float32).tobytes())
+    path.write_bytes(gguf(llama(), tensors))
+    weights = GgufWeights(locate(str(path)), {"num_attention_heads": 2, "num_key_value_heads": 1})
+    return weights, dequantize(blocks, "NVFP4").reshape(tuple(reversed(shape)))
+
+
+@pytest.mark.parametrize("name", ["blk.0.ffn_down.scale", "blk.0.ffn_down.weight.scale"])
+def test_second_scale_of_nvfp4_is_applied(tmp_path: Path, name: str) -> None:
+    weights, plain = nvfp4_weights(tmp_path / "m.gguf", (128, 3), {name: [0.25], "blk.0.ffn_down.input_scale": [7.0]})
+    read = weights("model.layers.0.mlp.down_proj.weight")
+    assert torch.equal(read, torch.from_numpy(plain * np.float32(0.25)))
+
+
+def test_second_scales_of_nvfp4_experts_are_applied(tmp_path: Path) -> None:
+    scales = [0.25, 3.0]
+    weights, plain = nvfp4_weights(tmp_path / "m.gguf", (128, 3, 2), {"blk.0.ffn_down.scale": scales})
+    expected = torch.from_numpy(plain * np.array(scales, np.float32)[:, None, None])
+    info = weights.find("blk.0.ffn_down.weight")
+    assert torch.equal(weights.read(info), expected)
+    half = info.size // 2
+    second = msgspec.structs.replace(info, shape=info.shape[:2], offset=info.offset + half, size=half)
+    assert torch.equal(weights.read(second), expected[1])
+    wrong, _ = nvfp4_weights(tmp_path / "n.gguf", (128, 3, 2), {"blk.0.ffn_down.scale": [1.0, 2.0, 3.0]})
+    with pytest.raises(ModelError, match=r"n\.gguf: blk\.0\.ffn_down\.weight has 3 scales"):
+        wrong.read(wrong.find("blk.0.ffn_down.weight"))
+
+
+def test_type_that_cannot_be_read_is_refused_with_advice(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf(llama(), {"output.weight": StoredTensor((256, 1), 15, bytes(292))}))  # Q8_K
+    weights = GgufWeights(locate(str(path)), {"num_attention_heads": 2, "num_key_value_heads": 1})
+    with pytest.raises(ModelError, match=r"output\.weight is of the type Q8_K, which cannot be read: fetch"):
+        weights("lm_head.weight")
 
 
 def test_tied_embedding_is_held_once(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -111,8 +112,10 @@ def save_wide_gguf(folder: Path, family: str, kind: str, experts: str = "") -> P
     return save_gguf(folder, family, random_quantization(kind, experts or kind), **changes)[0]
 
 
-def edit_gguf(path: Path, edit: Callable[[str], str | None], added: str = "") -> Path:
-    """Copy a file with tensors renamed as `edit` says; None leaves one out. `added`: the name of a further one."""
+def edit_gguf(
+    path: Path, edit: Callable[[str], str | None], added: Mapping[str, np.ndarray] = MappingProxyType({})
+) -> Path:
+    """Copy a file with tensors renamed as `edit` says, None leaves one out, and with others."""
     reader, target = gguf.GGUFReader(path), path.with_name("edited.gguf")
     architecture = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(target, architecture)
@@ -123,8 +126,8 @@ def edit_gguf(path: Path, edit: Callable[[str], str | None], added: str = "") ->
     for tensor in reader.tensors:
         if (name := edit(tensor.name)) is not None:
             writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
-    if added:
-        writer.add_tensor(added, np.zeros(64, dtype=np.float32))
+    for name, data in added.items():
+        writer.add_tensor(name, data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -260,7 +260,8 @@ def test_gguf_with_tensors_that_the_decoder_does_not_have_is_refused(
     tiny_gguf: TinyGguf, family: str, tensor: str
 ) -> None:
     """Without them, the model would be another one."""
-    assert repr(tensor) in refused(edit_gguf(tiny_gguf(family)[0], lambda name: name, tensor))
+    added = {tensor: np.zeros(64, np.float32)}
+    assert repr(tensor) in refused(edit_gguf(tiny_gguf(family)[0], lambda name: name, added))
 
 
 def edited_matrix(tensor: str, edit: Callable[[np.ndarray], np.ndarray]) -> Quantize:
@@ -321,3 +322,19 @@ def test_gguf_with_weights_that_are_not_finite_is_refused(
     parameter.data[-1, -1 if "bias" not in module else 0] = float("nan")
     path = write_gguf(tmp_path / "model.gguf", family, model)
     assert f"{tensor} is corrupt: a weight is not a finite number" in refused(path, dtype)
+
+
+def test_second_scales_of_nvfp4_are_used(tmp_path: Path) -> None:
+    path = save_wide_gguf(tmp_path, "qwen3moe", "NVFP4")
+
+    def logits(scale: float) -> torch.Tensor:
+        added = {
+            "blk.0.ffn_down_exps.scale": np.full(4, scale, np.float32),
+            "blk.0.attn_output.scale": np.full(1, scale, np.float32),
+            "blk.0.attn_output.input_scale": np.ones(1, np.float32),
+        }
+        return run(load(edit_gguf(path, lambda name: name, added)), PROMPTS[:1])[0]
+
+    plain = run(load(path), PROMPTS[:1])[0]
+    assert torch.equal(logits(1.0), plain)
+    assert not torch.equal(logits(2.0), plain)

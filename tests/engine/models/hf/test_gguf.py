@@ -138,7 +138,7 @@ def test_gguf_with_missing_or_other_tensors_is_refused(
     tiny_gguf: TinyGguf, family: str, edit: Callable[[str], str | None], added: str, message: str
 ) -> None:
     with pytest.raises(ModelError, match=message):
-        load(edit_gguf(tiny_gguf(family)[0], edit, added))
+        load(edit_gguf(tiny_gguf(family)[0], edit, {added: np.zeros(64, np.float32)} if added else {}))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "gguf"])
