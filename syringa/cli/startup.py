@@ -61,6 +61,11 @@ def plan_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
         ("Memory", memory),
         ("Threads", f"{plan.threads} of {plan.cores} cores"),
     ]
+    if model.converted and plan.device == "cpu" and plan.dtype in ("gguf", "int8"):
+        types = " and ".join(", ".join(model.converted).rsplit(", ", 1))
+        become = "becomes" if len(model.converted) == 1 else "become"
+        stored, taken = gigabytes(sum(model.converted.values())), gigabytes(model.converted_bytes)
+        rows.append(("Types", f"{types} {become} int8: {stored} of the file take {taken} of memory"))
     if model.kind == "embed":
         rows.append(("Serves", f"embeddings of texts of up to {plan.context:,} tokens"))
     elif model.kind == "score":

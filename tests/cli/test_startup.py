@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -53,6 +54,17 @@ def test_plan_rows_name_format_memory_and_threads() -> None:
         ),
         ("Threads", "2 of 4 cores"),
     ]
+
+
+def test_plan_rows_name_types_that_become_int8() -> None:
+    converted = {"Q3_K": 3_200_000_000, "IQ2_S": 100_000_000, "Q2_K": 30_000_000}
+    model = msgspec.structs.replace(CODER, converted=converted, converted_bytes=7_900_000_000)
+    row = ("Types", "Q3_K, IQ2_S and Q2_K become int8: 3.33 GB of the file take 7.90 GB of memory")
+    assert plan_rows(make_plan(model=model))[-1] == row
+    one = msgspec.structs.replace(model, converted={"Q3_K": 3_200_000_000})
+    assert plan_rows(make_plan(model=one, dtype="int8"))[-1][1].startswith("Q3_K becomes int8: 3.20 GB")
+    assert "Types" not in dict(plan_rows(make_plan(model=model, dtype="bf16")))
+    assert "Types" not in dict(plan_rows(make_plan(model=model, dtype="bf16", device="cuda")))
 
 
 def test_plan_rows_name_a_reduced_context() -> None:

@@ -59,6 +59,8 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
     native: bool  # whether the native decoder runs it
     weights: dict[str, int]  # on a CPU, by dtype
     file_bytes: int = 0  # of a GGUF file's tensors, those that cannot stay quantized in int8; 0: a folder
+    converted: dict[str, int] = {}  # by type: of a GGUF file's matrices that no kernel multiplies, and that grow
+    converted_bytes: int = 0  # of those matrices with dtype gguf or int8
     loading: dict[str, int] = {}  # of the weights while they are read, by dtype, where that is more
     gpu_dtype: str = "bf16"  # of the weights on a GPU with `--dtype auto`
     gpu_kept: int = 0  # weights that are in bf16 on a GPU whatever the dtype is, such as those of the embedding
@@ -110,6 +112,7 @@ def read_model_size(files: ModelFiles, description: ModelDescription) -> ModelSi
                 info.size if info.type in BLOCK_TYPES else math.prod(info.shape) * _HALF_BYTES
                 for info in file.tensors.values()
             )
+    converted, converted_bytes = _converted(file) if file is not None else ({}, 0)
     return ModelSize(
         name=description.name,
         architecture=description.architecture,
@@ -118,6 +121,8 @@ def read_model_size(files: ModelFiles, description: ModelDescription) -> ModelSi
         native=native,
         weights=weights,
         file_bytes=_file_bytes(file) if file is not None else 0,
+        converted=converted,
+        converted_bytes=converted_bytes,
         loading=loading,
         gpu_dtype=gpu_dtype,
         gpu_kept=count_kept(decoder, gpu_dtype) if decoder is not None else 0,
@@ -236,6 +241,21 @@ def _block_weights(file: GgufFile, native: bool) -> int:
         else:
             total += info.size if stays else elements
     return total
+
+
+def _converted(file: GgufFile) -> tuple[dict[str, int], int]:
+    """Return the bytes of the matrices whose types become a larger one: in the file, by type, and in memory."""
+    sizes: Counter[str] = Counter()
+    total = 0
+    for name, info in file.tensors.items():
+        elements = math.prod(info.shape)
+        if len(info.shape) < 2 or info.type in BLOCK_TYPES or info.size >= elements:
+            continue
+        sizes[info.type] += info.size
+        total += elements
+        if name == "token_embd.weight":  # in bf16, beside a tied output layer in int8
+            total += elements if "output.weight" in file.tensors else elements * _HALF_BYTES
+    return dict(sizes.most_common()), total
 
 
 def _cache_numbers(config: dict[str, Any], decoder: DecoderConfig | None) -> int:

@@ -27,7 +27,8 @@ def quantized_bytes(elements: int, kind: str) -> int:
 
 def write_gguf(path: Path, *, head: bool = False, context: int = 8192, window: int = 0, **types: str) -> Path:
     """Write a model in Q4_K with an embedding in Q6_K. `types` are those of other matrices."""
-    tensors: dict[str, Tensor] = {"token_embd.weight": _zeros((HIDDEN, VOCAB), "Q6_K"), "output_norm.weight": (HIDDEN,)}
+    embedding = _zeros((HIDDEN, VOCAB), types.get("token_embd", "Q6_K"))
+    tensors: dict[str, Tensor] = {"token_embd.weight": embedding, "output_norm.weight": (HIDDEN,)}
     if head:
         tensors["output.weight"] = _zeros((HIDDEN, VOCAB), "Q6_K")
     tensors |= {f"blk.0.{name}_norm.weight": (HIDDEN,) for name in ("attn", "ffn")}

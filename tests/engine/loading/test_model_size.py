@@ -64,6 +64,21 @@ def test_size_of_native_gguf_file_is_that_of_its_blocks(tmp_path: Path, family: 
     assert found.loading == {}
 
 
+def test_size_of_gguf_file_names_types_that_become_int8(tmp_path: Path) -> None:
+    assert not read(write_gguf(tmp_path / "a.gguf")).converted
+    mlp = HIDDEN * INTERMEDIATE
+    found = read(write_gguf(tmp_path / "b.gguf", ffn_down="Q2_K"))
+    assert found.converted == {"Q2_K": quantized_bytes(mlp, "Q2_K")}
+    assert found.converted_bytes == mlp
+    plain = read(write_gguf(tmp_path / "c.gguf"))
+    for head, each in ((False, 3), (True, 2)):  # bytes of a weight of the embedding, which is in bf16
+        embedding = read(write_gguf(tmp_path / f"{head}.gguf", head=head, token_embd="Q2_K"))
+        assert embedding.converted_bytes == each * EMBEDDING
+        if not head:
+            grown = embedding.weights["gguf"] - plain.weights["gguf"]
+            assert grown == embedding.converted_bytes - quantized_bytes(EMBEDDING, "Q6_K")
+
+
 def write_folder(path: Path, **config: Any) -> Path:
     path.mkdir()
     values = {
