@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 ALIGNMENT = 32
@@ -90,3 +91,16 @@ def llama(**changes: Any) -> dict[str, Any]:
 
 
 TENSORS = {"token_embd.weight": (8, 6), "blk.0.attn_q.weight": (8, 8)}
+
+
+def write_parts(folder: Path) -> list[Path]:
+    """Write a model of two parts, with half of the tensors in each."""
+    names = list(TENSORS)
+    halves = (names[: len(names) // 2], names[len(names) // 2 :])
+    parts = []
+    for number, half in enumerate(halves):
+        metadata = {**(llama() if number == 0 else {}), "split.no": number, "split.count": 2}
+        metadata["split.tensors.count"] = len(names)
+        parts.append(folder / f"model-{number + 1:05}-of-00002.gguf")
+        parts[-1].write_bytes(gguf(metadata, {name: TENSORS[name] for name in half}))
+    return parts

@@ -24,7 +24,7 @@ from syringa.modelfiles.locate import ModelFiles
 from syringa.modelfiles.tokenizer import load_tokenizer
 from tests.tiers import examples
 
-from .gguf_builder import TENSORS, StoredTensor, gguf, llama, string
+from .gguf_builder import TENSORS, StoredTensor, gguf, llama, string, write_parts
 
 pytestmark = pytest.mark.filterwarnings("error")
 WHOLE = gguf(llama(), TENSORS)
@@ -134,19 +134,6 @@ def test_read_metadata_names_unsupported_files(tmp_path: Path) -> None:
         read_metadata(tmp_path / "missing.gguf")
     with pytest.raises(ModelError, match="keep names"):
         read_metadata(write(tmp_path, gguf({"split.count": 2})))
-
-
-def write_parts(folder: Path) -> list[Path]:
-    """Write a model of two parts, with half of the tensors in each."""
-    names = list(TENSORS)
-    halves = (names[: len(names) // 2], names[len(names) // 2 :])
-    parts = []
-    for number, half in enumerate(halves):
-        metadata = {**(llama() if number == 0 else {}), "split.no": number, "split.count": 2}
-        metadata["split.tensors.count"] = len(names)
-        parts.append(folder / f"model-{number + 1:05}-of-00002.gguf")
-        parts[-1].write_bytes(gguf(metadata, {name: TENSORS[name] for name in half}))
-    return parts
 
 
 def test_read_gguf_joins_the_parts_of_a_split_model(tmp_path: Path) -> None:

@@ -15,7 +15,15 @@ from syringa.engine.client import protocol
 from syringa.engine.cpu.features import release_memory
 from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import SyringaError
-from syringa.modelfiles import EmbeddingSpec, ModelFiles, forget_gguf, load_tokenizer, locate, read_embedding_spec
+from syringa.modelfiles import (
+    EmbeddingSpec,
+    ModelFiles,
+    forget_gguf,
+    load_tokenizer,
+    locate,
+    read_embedding_spec,
+    read_gguf,
+)
 from syringa.types import LoadPhase
 
 if TYPE_CHECKING:
@@ -145,9 +153,12 @@ def read_ahead(model: str) -> None:
     """Request that the system reads the weights of a model into its page cache, as far as they are not there."""
     with contextlib.suppress(SyringaError, OSError, AttributeError):  # `load_model` reports errors; not on macOS
         files = locate(model)
-        path = Path(files.path)
-        for each in [path] if files.kind == "gguf" else sorted(path.glob("*.safetensors")):
-            with each.open("rb") as file:
+        if files.kind == "gguf":
+            parts = sorted({tensor.file for tensor in read_gguf(files.path).tensors.values()})
+        else:
+            parts = sorted(str(path) for path in Path(files.path).glob("*.safetensors"))
+        for part in parts:
+            with open(part, "rb") as file:
                 for offset in range(0, os.fstat(file.fileno()).st_size, READ_AHEAD_BYTES):
                     os.posix_fadvise(file.fileno(), offset, READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
 

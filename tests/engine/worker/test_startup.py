@@ -16,6 +16,7 @@ from syringa.engine.worker.startup import load_engine, read_ahead
 from syringa.errors import InvalidRequest, ModelError
 from tests.engine.conftest import request
 from tests.engine.loading.gguf_files import CACHE_BYTES, write_gguf
+from tests.modelfiles.gguf_builder import write_parts
 
 
 def options(path: Path, cache_tokens: int) -> WorkerOptions:
@@ -57,6 +58,18 @@ def test_read_ahead_covers_the_whole_file(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(startup, "READ_AHEAD_BYTES", 1000)
     read_ahead(str(path))
     assert requested == [(offset, 1000) for offset in range(0, path.stat().st_size, 1000)]
+
+
+def test_read_ahead_covers_all_parts_of_a_split_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = write_parts(tmp_path)
+    requested = []
+
+    def note(file: int, offset: int, length: int, advice: int) -> None:
+        requested.extend(part for part in parts if os.path.samestat(os.fstat(file), part.stat()))
+
+    monkeypatch.setattr(os, "posix_fadvise", note)
+    read_ahead(str(parts[0]))
+    assert requested == parts
 
 
 def test_read_ahead_leaves_errors_to_the_loader(tmp_path: Path) -> None:
