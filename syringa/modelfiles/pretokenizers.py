@@ -49,6 +49,25 @@ _DEEPSEEK3 = PreTokenizer(
     )
 )
 
+# Letters of scripts with two cases, as far as DeepSeek's first tokenizer lists them.
+_CASED_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώ"
+    "ᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏"
+    "𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_DEEPSEEK_ASIAN = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_DEEPSEEK = PreTokenizer(
+    (
+        r"[\r\n]",
+        rf"\s?[{_CASED_LETTERS}]+",
+        "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+",
+        r"\s+$",
+        _DEEPSEEK_ASIAN,
+        r"\p{N}+",
+    )
+)
+_DEEPSEEK_CODER = PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_ASIAN, _DIGIT))
+
 PRETOKENIZERS: dict[str, PreTokenizer] = {
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2": _PLAIN_GPT2,
@@ -85,6 +104,9 @@ PRETOKENIZERS: dict[str, PreTokenizer] = {
     "gpt-4o": _O200K,
     "llama4": _O200K,
     "tekken": PreTokenizer((_cased(_DIGIT),), ignore_merges=True, add_bos=True),
+    "seed-coder": PreTokenizer((_modern(_DIGIT, other=r" ?[^\s\p{L}\p{N}]+"),)),
+    "deepseek-llm": _DEEPSEEK,
+    "deepseek-coder": _DEEPSEEK_CODER,
     "deepseek-v3": _DEEPSEEK3,
     "hunyuan-dense": _DEEPSEEK3,
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
