@@ -162,7 +162,7 @@ def test_gguf_types_without_a_kernel_become_int8(tmp_path: Path, kind: str) -> N
     path = tmp_path / "m.gguf"
     GgufModel(path, "llama", [dict.fromkeys(SHAPES, kind)], head="Q6_K")
     loaded: Any = load(path, "gguf")
-    assert isinstance(loaded.model.layers[0].down, Int8Linear)
+    assert isinstance(loaded.model.layers[0].mlp.down.linear, Int8Linear)
     for got, wanted in zip(run(loaded, PROMPTS), run(load(path, "fp32"), PROMPTS), strict=True):
         assert float((got - wanted).norm() / wanted.norm()) < 0.1
     weights = GgufWeights(locate(str(path)), {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS})
