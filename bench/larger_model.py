@@ -138,10 +138,16 @@ def fill_page_cache(servers: Sequence[ServerSpec]) -> None:
 
 
 def weight_bytes(path: Path) -> int:
-    """Return the bytes of weights that one token reads: all but the embeddings, of which it reads a row."""
-    tensors = read_gguf(path).tensors
-    tied = "output.weight" not in tensors
-    return sum(tensor.size for name, tensor in tensors.items() if tied or name != "token_embd.weight")
+    """Return the bytes of weights that one token reads: of experts those used, and of the embeddings only a row."""
+    file = read_gguf(path)
+    prefix = file.metadata.get("general.architecture")
+    used, experts = (file.metadata.get(f"{prefix}.expert_{name}") for name in ("used_count", "count"))
+    tied = "output.weight" not in file.tensors
+    total = 0.0
+    for name, tensor in file.tensors.items():
+        if tied or name != "token_embd.weight":
+            total += tensor.size * used / experts if used and experts and "_exps." in name else tensor.size
+    return int(total)
 
 
 def read_bandwidth(threads: int, size: int = READ_BYTES) -> float:
