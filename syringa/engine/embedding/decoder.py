@@ -76,7 +76,9 @@ def load_decoder_encoder(
     check_shapes(c, weights, reader.path)
     native = reader.kernels is not None and supports_head_size(c.head_size)
 
-    def make_linear(names: Sequence[str], bias: torch.Tensor | None, *, gate: Gate | None = None) -> LinearLayer:
+    def make_linear(
+        names: Sequence[str], bias: torch.Tensor | None, *, gate: Gate | None = None, apart: bool = False
+    ) -> LinearLayer:
         return reader.linear(names, bias, gate=gate if native else None)
 
     def make_exact(name: str, bias: str | None) -> LinearLayer:

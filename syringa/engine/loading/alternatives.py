@@ -49,8 +49,7 @@ def describe_gpu_alternatives(weights: int, free: int, *, in_fp8: int = 0) -> st
     fitting = {
         entry.name: needed
         for entry in catalog.CATALOG
-        # Those that the native decoder runs need nothing that is not installed.
-        if entry.kind == "generate" and (size := estimate_model_size(entry)).native
+        if entry.kind == "generate" and (size := estimate_model_size(entry))
         if size.gpu_weights("auto") < weights and (needed := catalog_gpu_memory(entry, size) + GPU_OVERHEAD) <= free
     }
     if not fitting:

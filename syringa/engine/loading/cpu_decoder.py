@@ -66,8 +66,10 @@ def load_cpu_decoder(
         weight = torch.cat([read(name) for name in names])
         return DenseLinear(kernels, weight, bias, half) if kernels is not None else TorchLinear(weight, bias, half)
 
-    def make_linear(names: Sequence[str], bias: torch.Tensor | None, *, gate: Gate | None = None) -> LinearLayer:
-        if gguf is not None and gate is None and bias is None:
+    def make_linear(
+        names: Sequence[str], bias: torch.Tensor | None, *, gate: Gate | None = None, apart: bool = False
+    ) -> LinearLayer:
+        if gguf is not None and apart:
             stay = [gguf.blocks(name) is not None for name in names]
             if any(stay) and not all(stay):
                 return JoinedLinear([make_one([name], None, None) for name in names])

@@ -1,4 +1,4 @@
-"""Read the parameters of `transformers`' definitions from GGUF files, undoing what llama.cpp's converter did to them.
+"""Read tensors from GGUF files by the names of Hugging Face folders, undoing what llama.cpp's converter did to them.
 
 The names of tensors come from the `gguf` package, the rest from `modelfiles.gguf_architectures`.
 """
@@ -15,8 +15,9 @@ import torch
 
 from syringa.engine.cpu.layers.linear import BlockTensor
 from syringa.engine.cpu.native import Kernels
-from syringa.engine.loading.weights import GgufWeights, find_rows, scale_names
-from syringa.engine.models.config import FUSED_TYPES, read_config
+from syringa.engine.loading.stored_layouts import find_rows
+from syringa.engine.loading.weights import GgufWeights, scale_names
+from syringa.engine.models.config import JOINED_TYPES, read_config
 from syringa.errors import ModelError
 from syringa.modelfiles import ModelFiles
 from syringa.modelfiles.gguf import TensorInfo
@@ -25,21 +26,7 @@ from syringa.modelfiles.gguf import TensorInfo
 EXPERTS = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(gate_up_proj|down_proj)(_bias)?")
 EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight")
 PROJECTIONS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
-# Tensors of a gated delta net, after `model.layers.N.linear_attn.`.
-_DELTA_NET_TENSORS = {
-    "qkv_proj.weight": "attn_qkv.weight",
-    "z_proj.weight": "attn_gate.weight",
-    "b_proj.weight": "ssm_beta.weight",
-    "a_proj.weight": "ssm_alpha.weight",
-    "conv1d.weight": "ssm_conv1d.weight",
-    "A_log": "ssm_a",
-    "dt_bias": "ssm_dt.bias",
-    "norm.weight": "ssm_norm.weight",
-    "out_proj.weight": "ssm_out.weight",
-}
-_DELTA_NET = re.compile(r"model\.layers\.(\d+)\.linear_attn\.(" + "|".join(map(re.escape, _DELTA_NET_TENSORS)) + ")")
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_GATED_QUERY = re.compile(r"model\.layers\.\d+\.self_attn\.(q|g)_proj\.weight")
 # Read with the config.
 ROPE_TENSORS = {"rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight"}
 
@@ -54,7 +41,7 @@ class GgufParameters(GgufWeights):
         self, files: ModelFiles, config: dict[str, Any], kernels: Kernels | None = None, *, native: bool = False
     ) -> None:
         super().__init__(files, config, kernels)
-        self.fused = read_config(config) if native and config.get("model_type") in FUSED_TYPES else None
+        self.joined = read_config(config) if native and config.get("model_type") in JOINED_TYPES else None
         self.layers = config["num_hidden_layers"]
         self.experts = config.get("num_local_experts") or config.get("num_experts")
         name = self.file.metadata["general.architecture"]
@@ -77,12 +64,12 @@ class GgufParameters(GgufWeights):
     def info(self, name: str) -> TensorInfo:
         if match := EXPERT.fullmatch(name):
             return self._expert(self.find(self.sources(name)[0]), int(match[2]))
-        part = find_rows(name, self.fused) if self.fused is not None else None
+        part = find_rows(name, self.joined) if self.joined is not None else None
         if part is None:
             return super().info(name)
         info = super().info(part.name)
+        part.check(tuple(reversed(info.shape)))
         inputs, rows = info.shape
-        part.check(rows)
         row_bytes = info.size // rows
         return msgspec.structs.replace(
             info, shape=(inputs, part.rows), offset=info.offset + part.first * row_bytes, size=part.rows * row_bytes
@@ -96,7 +83,7 @@ class GgufParameters(GgufWeights):
             return [f"blk.{match[1]}.ffn_{part}_exps.{kind}" for part in parts]
         if (match := EXPERT.fullmatch(name)) and match[3] in PROJECTIONS:
             return [f"blk.{match[1]}.ffn_{PROJECTIONS[match[3]]}_exps.weight"]
-        part = find_rows(name, self.fused) if self.fused is not None else None
+        part = find_rows(name, self.joined) if self.joined is not None else None
         return [self.gguf_name(name if part is None else part.name)]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -162,66 +149,3 @@ class GgufParameters(GgufWeights):
             raise ModelError(f"{self.file.path}: {info.name} has {count} experts, and by its metadata {self.experts}")
         size = info.size // count
         return msgspec.structs.replace(info, shape=tuple(shape), offset=info.offset + expert * size, size=size)
-
-
-class GgufHybrid(GgufParameters):
-    """Tensors of a GGUF file of Qwen3.5 by the names of `hybrid_weights`.
-
-    llama.cpp's converter stores value heads tiled: the first one of each key head, then the second ones. Here those of
-    a key head are side by side, but in the inputs of `out_proj` (`delta_rule.tiled_order`).
-    """
-
-    def __init__(self, files: ModelFiles, config: dict[str, Any], kernels: Kernels | None = None) -> None:
-        super().__init__(files, config, kernels, native=True)
-        decoder = read_config(config)
-        assert decoder.delta_net is not None
-        self.decoder, self.net = decoder, decoder.delta_net
-
-    def gguf_name(self, name: str) -> str:
-        match = _DELTA_NET.fullmatch(name)
-        if match is None:
-            return super().gguf_name(name.replace("self_attn.g_proj", "self_attn.q_proj"))
-        return f"blk.{match[1]}.{_DELTA_NET_TENSORS[match[2]]}"
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        order, shape = self.row_order(name), super().shape(name)
-        if order is not None:
-            shape = (len(order), *shape[1:])
-        if name.endswith("shared_expert_gate.weight"):
-            return (1, *shape)  # the converter drops dimensions of size 1
-        return (shape[0], 1, *shape[1:]) if name.endswith("conv1d.weight") else shape
-
-    def __call__(self, name: str) -> torch.Tensor:
-        tensor = super().__call__(name)
-        if name.endswith("A_log"):  # -e^A is stored
-            return torch.log(-tensor)
-        if name.endswith("shared_expert_gate.weight"):
-            return tensor[None]
-        return tensor[:, None] if name.endswith("conv1d.weight") else tensor
-
-    def row_order(self, name: str) -> torch.Tensor | None:
-        net, stored = self.net, self.info(name).shape[-1]
-        if match := _GATED_QUERY.fullmatch(name):  # queries and gates by turns, head by head
-            order = torch.arange(2 * self.decoder.heads * self.decoder.head_size).view(self.decoder.heads, 2, -1)
-            order = order[:, 0 if match[1] == "q" else 1].flatten()
-            expected = 2 * len(order)
-        else:
-            match = _DELTA_NET.fullmatch(name)
-            if match is None or match[2] in ("norm.weight", "out_proj.weight"):
-                return None
-            order = self._value_order(net.value_size)
-            if match[2] in ("qkv_proj.weight", "conv1d.weight"):
-                order = torch.cat([torch.arange(2 * net.key_width), 2 * net.key_width + order])
-            elif match[2] != "z_proj.weight":
-                order = self._value_order(1)
-            expected = len(order)
-        if stored != expected:
-            raise ModelError(
-                f"{self.file.path}: {self.gguf_name(name)} has {stored} rows, and its config says {expected}"
-            )
-        return order
-
-    def _value_order(self, size: int) -> torch.Tensor:
-        """Return the stored rows of value heads with `size` rows each."""
-        rows = torch.arange(self.net.value_heads * size)
-        return rows.view(-1, self.net.key_heads, size).transpose(0, 1).flatten()

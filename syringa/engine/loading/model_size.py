@@ -37,7 +37,8 @@ _CPU_BYTES_PER_WEIGHT = {"int8": 1, "bf16": 2, "fp32": 4}
 _SCALE_BYTES = 4  # of an output channel in int8
 _HALF_BYTES = 2
 
-_GATE_OR_UP = re.compile(r"ffn_(gate|up)(_exps)?\.")
+_GATE_OR_UP = re.compile(r"ffn_(gate|up)(_exps|_shexp)?\.")
+_IN_FP32 = re.compile(r"ffn_gate_inp|ssm_conv1d|\.bias$")  # routers, convolutions and biases, whatever their shape
 
 # general.file_type of GGUF files.
 _FILE_TYPES = {
@@ -209,6 +210,7 @@ def _native_weights(c: DecoderConfig, parameters: int) -> dict[str, int]:
     embedding = c.vocab * c.hidden
     linear = parameters if c.tied else parameters - embedding
     channels = c.layers * ((c.heads + 2 * c.kv_heads) * c.head_size + 2 * c.hidden + 2 * c.intermediate) + c.vocab
+    channels += sum(c.sparse) * c.experts * (2 * c.expert_intermediate + 2 * c.hidden)  # with the router, in fp32
     return {
         "int8": linear + channels * _SCALE_BYTES + embedding * _HALF_BYTES,
         "bf16": (linear + embedding) * _HALF_BYTES,
@@ -232,7 +234,7 @@ def _block_weights(file: GgufFile, native: bool) -> int:
             other = "up" if match[1] == "gate" else "gate"
             pair = name.replace(f"ffn_{match[1]}", f"ffn_{other}")
             stays = stays and (pair not in tensors or tensors[pair].type == info.type)
-        if len(info.shape) < 2:
+        if len(info.shape) < 2 or (native and _IN_FP32.search(name)):
             total += elements * 4
         elif name == "token_embd.weight":
             total += info.size if stays else elements * _HALF_BYTES

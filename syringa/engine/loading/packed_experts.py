@@ -27,6 +27,7 @@ class PackedExperts:
         self._source = source
         self._layer = ""  # that was read last
         self._tensors: dict[str, torch.Tensor] = {}  # of its experts
+        self._last, self._weight = ("", -1), torch.empty(0)  # an expert's matrix: gates and ups are read one by one
         self.has, self.shape = source.has, source.shape
 
     def quantized(self, name: str, device: torch.device) -> QuantizedWeight | None:
@@ -37,7 +38,10 @@ class PackedExperts:
         if match is None:
             return self._source(name)
         prefix, expert, kind = match[1], int(match[2]), match[3]
-        weight = self._read_expert(f"{prefix}{'down' if kind == 'down' else 'gate_up'}_proj", expert)
+        stored = f"{prefix}{'down' if kind == 'down' else 'gate_up'}_proj"
+        if (stored, expert) != self._last:
+            self._last, self._weight = (stored, expert), self._read_expert(stored, expert)
+        weight = self._weight
         return weight if kind == "down" else weight[0 if kind == "gate" else 1 :: 2]
 
     def _read_expert(self, name: str, expert: int) -> torch.Tensor:

@@ -25,11 +25,6 @@ INT4_ZERO = 8  # the code of 0 of symmetric 4-bit weights
 INT4_GROUPS = (32, 64)  # besides multiples of 128 and whole rows
 MXFP4_NAN = 255  # the exponent of a scale of MXFP4 that is not a number
 _FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # of tensors that are not quantized, as safetensors names them
-# What a quantized matrix is stored with, beside its packed numbers.
-_PARTS = {
-    *("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape"),
-    *("weight_g_idx", "input_scale", "k_scale", "v_scale"),
-}
 REMEDY = "fetch the model again, or use another conversion of it"
 # The inputs or outputs in the eight 4-bit fields of an AWQ word, from the lowest bits on.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -89,18 +84,6 @@ class QuantizedWeights:
 
     def has(self, name: str) -> bool:
         return self._files.has(name) or self._packed(name) is not None
-
-    def names(self) -> list[str]:
-        """Return the names of all tensors, of quantized weights those of their matrices."""
-        found = []
-        for name in self._files.files:
-            prefix, _, last = name.rpartition(".")
-            weight = f"{prefix}.weight"
-            if last == self._first:
-                found.append(weight)
-            elif last not in _PARTS or not self.is_quantized(weight):
-                found.append(name)
-        return found
 
     def is_quantized(self, name: str) -> bool:
         """Return whether a tensor is a matrix that is stored quantized."""

@@ -11,14 +11,14 @@ import mmap
 import re
 from collections.abc import Container, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
 from syringa.engine.cpu.layers.linear import BlockTensor
 from syringa.engine.cpu.native import BLOCK_TYPES, FLOAT_TYPES, Kernels
-from syringa.engine.models.config import FUSED_TYPES, GEMMA_TYPES, LLAMA_TYPES, is_native, read_config
+from syringa.engine.models.config import GEMMA_TYPES, JOINED_TYPES, LLAMA_TYPES, is_native, read_config
 from syringa.engine.models.hybrid_config import HYBRID_TYPES, language_config
 from syringa.engine.models.quantization import read_quantization
 from syringa.engine.models.tensor_shapes import check_shapes, tensor_shapes
@@ -51,7 +51,6 @@ GGUF_LAYER_TENSORS = {
 }
 STORED_TYPES = frozenset(BLOCK_TYPES | FLOAT_TYPES)  # GGUF types that the compiled kernels read
 MXFP4_SUFFIXES = ("_blocks", "_scales")  # returned as stored: `gpu.expert_loading` dequantizes them
-_PROJECTION = re.compile(r"(model\.layers\.\d+\.(?:self_attn|mlp)\.)(q|k|v|gate|up)_proj\.weight")
 LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
@@ -81,7 +80,8 @@ def open_weights(files: ModelFiles, config: dict[str, Any], kernels: Kernels | N
     if files.kind == "gguf":
         if config.get("model_type") in LLAMA_TYPES:
             return GgufWeights(files, config, kernels)
-        from syringa.engine.loading.gguf_parameters import GgufHybrid, GgufParameters  # slow to import
+        from syringa.engine.loading.gguf_hybrid import GgufHybrid
+        from syringa.engine.loading.gguf_parameters import GgufParameters  # slow to import
 
         if config.get("model_type") in HYBRID_TYPES:
             return GgufHybrid(files, config, kernels)
@@ -94,10 +94,10 @@ def open_weights(files: ModelFiles, config: dict[str, Any], kernels: Kernels | N
 
         weights = QuantizedWeights(folder, quantization)
     kind = config.get("model_type")
-    if kind in FUSED_TYPES:
-        return SplitProjections(weights, read_config(config))
-    if kind in GEMMA_TYPES:
-        return OffsetNorms(weights)
+    if kind in (*JOINED_TYPES, *GEMMA_TYPES):
+        from syringa.engine.loading.stored_layouts import OffsetNorms, SplitProjections
+
+        return SplitProjections(weights, read_config(config)) if kind in JOINED_TYPES else OffsetNorms(weights)
     if kind == "gpt_oss":
         from syringa.engine.loading.packed_experts import PackedExperts
 
@@ -328,69 +328,3 @@ class SafetensorsWeights:
                 "use the original folder, or a GGUF file"
             )
         return tensor
-
-
-class OffsetNorms:
-    """`WeightSource` of a folder whose norms are stored minus one."""
-
-    def __init__(self, source: WeightSource) -> None:
-        self._source = source
-        self.has, self.shape, self.quantized = source.has, source.shape, source.quantized
-
-    def __call__(self, name: str) -> torch.Tensor:
-        tensor = self._source(name)
-        return tensor.float() + 1.0 if name.endswith("norm.weight") else tensor
-
-
-class SplitProjections:
-    """`WeightSource` of a folder whose q, k and v are one matrix, and gate and up another one: their rows by name."""
-
-    def __init__(self, source: WeightSource, config: DecoderConfig) -> None:
-        self._source, self._config = source, config
-
-    def has(self, name: str) -> bool:
-        part = find_rows(name, self._config)
-        return self._source.has(part.name if part is not None else name)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        part = find_rows(name, self._config)
-        if part is None:
-            return self._source.shape(name)
-        stored = self._source.shape(part.name)
-        part.check(stored[0])
-        return part.rows, *stored[1:]
-
-    def quantized(self, name: str, device: torch.device) -> QuantizedWeight | None:
-        return self._source.quantized(name, device) if find_rows(name, self._config) is None else None
-
-    def __call__(self, name: str) -> torch.Tensor:
-        part = find_rows(name, self._config)
-        return self._source(name) if part is None else self._source(part.name)[part.first : part.first + part.rows]
-
-
-class StoredRows(NamedTuple):
-    """Where the rows of a projection are in a matrix of several."""
-
-    name: str
-    first: int
-    rows: int
-    total: int  # rows of the matrix
-
-    def check(self, rows: int) -> None:
-        if rows != self.total:
-            raise ModelError(f"{self.name} has {rows} rows, and its config says {self.total}: fetch the model again")
-
-
-def find_rows(name: str, config: DecoderConfig) -> StoredRows | None:
-    """Return where the rows of a projection are, in the layout of Phi-3; None for other tensors."""
-    match = _PROJECTION.fullmatch(name)
-    if match is None:
-        return None
-    if match[2] in "qkv":
-        queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
-        joined, sizes = "qkv", {"q": queries, "k": keys, "v": keys}
-    else:
-        joined, sizes = "gate_up", {"gate": config.intermediate, "up": config.intermediate}
-    before = list(sizes)[: list(sizes).index(match[2])]
-    first = sum(sizes[each] for each in before)
-    return StoredRows(f"{match[1]}{joined}_proj.weight", first, sizes[match[2]], sum(sizes.values()))

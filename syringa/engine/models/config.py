@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -16,10 +15,10 @@ from syringa.engine.models.hybrid_config import (
 from syringa.errors import ModelError
 
 LLAMA_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
-FUSED_TYPES = ("phi3",)  # q, k and v are one matrix in the checkpoint, and so are gate and up
+JOINED_TYPES = ("phi3",)  # q, k and v are one matrix in the checkpoint, and so are gate and up
 GEMMA_TYPES = ("gemma", "gemma2", "gemma3_text")
 MOE_TYPES = ("qwen3_moe", "mixtral", "gpt_oss", "glm4_moe")
-NATIVE_TYPES = (*LLAMA_TYPES, *FUSED_TYPES, *GEMMA_TYPES, *MOE_TYPES, *HYBRID_TYPES)
+NATIVE_TYPES = (*LLAMA_TYPES, *JOINED_TYPES, *GEMMA_TYPES, *MOE_TYPES, *HYBRID_TYPES)
 MXFP4_GROUP = 32  # inputs of a scale
 # The default `sliding_window` of the families whose attention has windows in transformers, which others ignore.
 _DEFAULT_WINDOWS = {
@@ -39,10 +38,11 @@ _GEMMA_HEAD_SIZE = 256
 _ROTARY_SHARES = {"glm4_moe": 0.5}  # the default of partial_rotary_factor where it is not 1
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _SIZES = (*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings")
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _EXPERT_SIZES = ("num_experts_per_tok", "moe_intermediate_size", "num_experts", "num_local_experts", "n_routed_experts")
 _MAX_SIZE = 2**31 - 1
 _MAX_SHARED_EXPERTS = 64
-_MAX_LAYERS = 4096  # more would allocate memory for each before a missing tensor is found
+_MAX_LAYERS, _MAX_EXPERTS = 4096, 4096  # more would allocate memory for each before a missing tensor is found
 
 
 class ExpertNames(NamedTuple):
@@ -165,6 +165,8 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     required |= {"moe_intermediate_size"} if kind in ("qwen3_moe", "glm4_moe") or (hybrid and sparse) else set()
     for key in (*_SIZES, *(_EXPERT_SIZES if sparse else ())):
         size, largest = config.get(key), _MAX_LAYERS if key == "num_hidden_layers" else _MAX_SIZE
+        if key in _EXPERT_COUNTS:
+            largest = _MAX_EXPERTS
         if size is None and key in required:
             raise ModelError(f"config.json has no {key!r}: the model is incomplete")
         if size is not None and (type(size) is not int or not 0 < size <= largest):
@@ -213,11 +215,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
         # Malformed values surface as these errors; checking each one would obscure the code.
         raise ModelError(f"config.json does not describe its model in a way that can be read: {error}") from None
-    for name, number in (("softcapping", decoder.softcap), ("softcapping", decoder.logit_softcap)):
-        if not 0 <= number < math.inf:
-            raise ModelError(f"config.json: a {name} is {number!r}")
-    if not 0 <= decoder.attention_scale < math.inf:
-        raise ModelError(f"config.json: query_pre_attn_scalar is {config.get('query_pre_attn_scalar')!r}")
     if type(decoder.eps) not in (int, float) or not 0 <= decoder.eps < 1:
         raise ModelError(f"config.json: rms_norm_eps is {decoder.eps!r}")
     if decoder.rotary % 2 or not 0 <= decoder.rotary <= decoder.head_size:
@@ -253,6 +250,8 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     default = 1e6 if config.get("model_type") == "gemma3_text" else 10000.0
     rope.setdefault("rope_theta", config.get("rope_theta", default))
     rope.setdefault("rope_type", rope.pop("type", "default"))
+    if config.get("model_type") == "phi3" and rope["rope_type"] in ("su", "yarn"):  # names in older configs
+        rope["rope_type"] = "longrope"
     if "partial_rotary_factor" in config:
         rope.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
     if original := config.get("original_max_position_embeddings"):
@@ -282,13 +281,19 @@ def _windows(config: dict[str, Any], kind: str, layers: int) -> tuple[int, ...]:
     if kind in ("mistral", "mixtral", "qwen3_moe", "phi3"):  # all layers are alike, whatever layer_types says
         return (window,) * layers
     if types := config.get("layer_types"):
+        if unknown := sorted({str(each) for each in types} - {"sliding_attention", "full_attention"}):
+            raise ModelError(f"config.json: layers of type {unknown[0]!r} are not supported")
         return tuple(window if each == "sliding_attention" else 0 for each in types)
     if kind in ("qwen2", "qwen3"):
         first = config.get("max_window_layers", 28)
         return tuple(window if i >= first else 0 for i in range(layers))
     if kind == "smollm3":
         return tuple(0 if rotated else window for rotated in _rotated(config, kind, layers))
-    every = config.get("sliding_window_pattern") or _FULL_ATTENTION_EVERY[kind]
+    every = _FULL_ATTENTION_EVERY[kind]
+    if kind == "gemma3_text":
+        every = config.get("sliding_window_pattern", every)
+        if type(every) is not int or every < 1:
+            raise ModelError(f"config.json: sliding_window_pattern is {every!r}")
     return tuple(0 if (i + 1) % every == 0 else window for i in range(layers))
 
 
@@ -297,12 +302,25 @@ def _gemma(config: dict[str, Any], kind: str) -> dict[str, Any]:
     if kind != "gemma":
         flags |= {
             "norm_names": GEMMA_NORMS,
-            "attention_scale": float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
-            "logit_softcap": float(config.get("final_logit_softcapping", 30.0 if kind == "gemma2" else None) or 0.0),
+            "attention_scale": _positive(config, "query_pre_attn_scalar", 256) ** -0.5,
+            "logit_softcap": _softcap(config, "final_logit_softcapping", 30.0 if kind == "gemma2" else None),
         }
     if kind == "gemma2":
-        flags["softcap"] = float(config.get("attn_logit_softcapping", 50.0) or 0.0)
+        flags["softcap"] = _softcap(config, "attn_logit_softcapping", 50.0)
     return flags
+
+
+def _softcap(config: dict[str, Any], name: str, default: float | None) -> float:
+    """Return a soft cap; 0 for none."""
+    return 0.0 if config.get(name, default) is None else _positive(config, name, default or 0.0)
+
+
+def _positive(config: dict[str, Any], name: str, default: float) -> float:
+    """Return a number of the config. Raise `ModelError` if it is not one, or does not fit in fp32."""
+    value = config.get(name, default)
+    if type(value) not in (int, float) or not 1e-30 < value < 1e30:
+        raise ModelError(f"config.json: {name} is {value!r}, which is not a positive number")
+    return float(value)
 
 
 def _hybrid(config: dict[str, Any], layers: int) -> dict[str, Any]:
@@ -328,6 +346,8 @@ def _experts(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:
         flags["expert_intermediate"] = config["moe_intermediate_size"]
     if kind in ("qwen3_moe", "qwen3_next"):
         step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+        if type(step) is not int or step < 1:
+            raise ModelError(f"config.json: decoder_sparse_step is {step!r}")
         flags |= {
             "expert_intermediate": config["moe_intermediate_size"],
             "normalize_experts": bool(config.get("norm_topk_prob", kind == "qwen3_next")),
@@ -337,10 +357,12 @@ def _experts(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:
         dense_layers, shared = config.get("first_k_dense_replace", 1), config.get("n_shared_experts", 1)
         if type(shared) is not int or not 0 <= shared <= _MAX_SHARED_EXPERTS:
             raise ModelError(f"config.json: n_shared_experts is {shared!r}")
+        if type(dense_layers) is not int:
+            raise ModelError(f"config.json: first_k_dense_replace is {dense_layers!r}")
         flags |= {
             "expert_intermediate": config["moe_intermediate_size"],
             "normalize_experts": bool(config.get("norm_topk_prob", True)),
-            "sigmoid_scale": float(config.get("routed_scaling_factor", 1.0)),
+            "sigmoid_scale": _positive(config, "routed_scaling_factor", 1.0),
             "shared_experts": shared,
             "sparse": tuple(i >= dense_layers for i in range(layers)),
         }
@@ -353,7 +375,7 @@ def _experts(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:
             "expert_names": ExpertNames("mlp.router"),
             "packed_experts": True,
             "mxfp4": _is_mxfp4(config),
-            "swiglu": ClampedSwiglu(config.get("swiglu_alpha", 1.702), config.get("swiglu_limit", 7.0)),
+            "swiglu": ClampedSwiglu(_positive(config, "swiglu_alpha", 1.702), _positive(config, "swiglu_limit", 7.0)),
         }
     return flags
 

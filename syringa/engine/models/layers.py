@@ -32,10 +32,13 @@ ReadWeight = Callable[[str], torch.Tensor]  # a tensor by its Hugging Face name
 class LinearFactory(Protocol):
     """Creates a linear layer of the chosen dtype from the tensors with these names, side by side.
 
-    With a `gate`, they are a gate projection and an up projection.
+    With a `gate`, they are a gate projection and an up projection. `apart`: tensors of a GGUF file may be layers of
+    their own, so that those in blocks stay so beside others.
     """
 
-    def __call__(self, names: Sequence[str], bias: torch.Tensor | None, *, gate: Gate | None = None) -> LinearLayer: ...
+    def __call__(
+        self, names: Sequence[str], bias: torch.Tensor | None, *, gate: Gate | None = None, apart: bool = False
+    ) -> LinearLayer: ...
 
 
 class Mixer(Protocol):
@@ -180,6 +183,7 @@ def load_layers(
         return GatedLinear(gate_up, expert_gate, ops), make_linear([down], biases[1])
 
     def load_experts(prefix: str) -> Experts:
+        assert not norms.mlp_output  # no family has both
         names = config.expert_names
         experts, shared = prefix + names.experts, prefix + names.shared
         biases: list[tuple[torch.Tensor, torch.Tensor] | tuple[None, None]] = [(None, None)] * config.experts
@@ -199,8 +203,10 @@ def load_layers(
             shared=load_expert(shared, (None, None)) if has_shared else None,
             shared_gate=make_exact(f"{shared}_gate.weight", None) if config.shared_intermediate else None,
         )
-        sigmoid = config.sigmoid_scale is not None
-        routing = Routing(config.experts_per_token, config.normalize_experts, sigmoid, config.sigmoid_scale or 1.0)
+        scale = config.sigmoid_scale
+        routing = Routing(
+            config.experts_per_token, config.normalize_experts, scale is not None, 1.0 if scale is None else scale
+        )
         if kernels is not None and runs_natively(weights):
             return NativeExperts(kernels, weights, routing, config.hidden)
         return TorchExperts(ops, weights, routing)
@@ -218,7 +224,7 @@ def load_layers(
         if kernels is not None:
             op = NativeDeltaNet(kernels, config.delta_net, eps)
         prefix = f"model.layers.{layer}.linear_attn."
-        project = fused(prefix, ("qkv", "z", "b", "a"))
+        project = make_linear([f"{prefix}{name}_proj.weight" for name in ("qkv", "z", "b", "a")], None, apart=True)
         parameters = read_delta_net_parameters(prefix, weight)
         out = OutputLinear(fused(prefix, ("out",)), None, ops, eps)
         return GatedDeltaNet(

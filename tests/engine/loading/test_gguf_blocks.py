@@ -19,6 +19,7 @@ from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
 from syringa.engine.loading.loader import load_model
 from syringa.engine.loading.model_size import ModelSize
 from syringa.engine.loading.weights import GgufWeights
+from syringa.engine.models.fused import FusedDecoder
 from syringa.errors import ModelError
 from syringa.modelfiles import locate, read_gguf
 from tests.engine.gguf_blocks import dequantize, random_blocks
@@ -155,6 +156,16 @@ def test_gguf_layers_stay_in_blocks_where_types_allow(tmp_path: Path) -> None:
     assert isinstance(second.mlp.down.linear, Int8Linear)  # Q2_K
     automatic: Any = load(path, "auto")
     assert automatic.info.dtype == "int8"  # a small model
+
+
+def test_layers_run_in_one_call_if_one_of_their_types_has_no_kernel(tmp_path: Path) -> None:
+    """Q3_K_M has q and k in Q3_K, and v in Q4_K or Q5_K."""
+    path = tmp_path / "m.gguf"
+    GgufModel(path, "llama", [Q4_K_M | {"attn_q": "Q3_K", "attn_k": "Q3_K"}, Q4_K_M], head="Q6_K")
+    model = load(path, "gguf").model
+    assert isinstance(model, FusedDecoder)
+    projections: list[Any] = [layer.mixer for layer in model.layers]
+    assert [type(each.project) for each in projections] == [Int8Linear, BlockLinear]
 
 
 @pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "IQ1_S", "IQ2_XXS", "IQ3_S", "TQ1_0", "NVFP4"])

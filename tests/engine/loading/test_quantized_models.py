@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from syringa.engine.gpu.decoder import GpuExperts
+from syringa.engine.gpu.decoder import GpuExperts, GpuMlp
 from syringa.engine.gpu.packed_weight import PackedWeight
 from syringa.engine.loading.loaded_model import LoadedModel, LoadOptions
 from syringa.engine.loading.loader import load_model
@@ -22,7 +22,7 @@ from syringa.modelfiles import describe, locate
 from tests.engine.gpu.tiny_models import count_bytes, load_stored_gpu_model
 from tests.engine.loading.quantized_folders import LAYOUTS, compressed, edit_config, quantize_folder
 from tests.engine.models.hybrid_models import make_config, save_hybrid
-from tests.engine.models.native_models import EXPERTS, GLM4_MOE, LOCAL_EXPERTS
+from tests.engine.models.native_models import EXPERTS, GEMMA, GLM4_MOE, LOCAL_EXPERTS
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
 SPARSE = {"moe_intermediate_size": 64}
@@ -30,6 +30,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "phi3": ("phi3", {}),
+    "gemma3": GEMMA["gemma3 capped"],
     "qwen3_moe": ("qwen3_moe", EXPERTS | SPARSE | {"mlp_only_layers": [1]}),
     "mixtral": ("mixtral", LOCAL_EXPERTS),
     "glm4_moe": ("glm4_moe", GLM4_MOE | SPARSE),
@@ -40,6 +42,8 @@ HYBRIDS = {
     "qwen3_5": {"linear_key_head_dim": 32},
 }
 DENSE_CASES = [("llama", "gptq act-order"), ("qwen2", "awq"), ("qwen3", "fp8 blocks"), ("qwen3", "fp8 tensor")]
+DENSE_CASES += [("phi3", layout) for layout in ("gptq", "awq", "fp8 blocks", "fp8 channel")]
+DENSE_CASES += [("gemma3", "fp8 channel"), ("gemma3", "compressed")]
 DENSE_CASES += [("llama", "compressed"), ("qwen3_5", "fp8 blocks"), ("qwen3_next", "gptq")]
 SPARSE_CASES = [("qwen3_moe", layout) for layout in ("fp8 blocks", "fp8 tensor", "fp8 channel", "gptq", "compressed")]
 SPARSE_CASES += [("mixtral", "awq"), ("glm4_moe", "fp8 blocks"), ("glm4_moe", "compressed")]
@@ -77,6 +81,8 @@ def test_quantized_folder_matches_dequantized_model(tmp_path: Path, name: str, l
         assert isinstance(layer.qkv.weight, PackedWeight)
         assert isinstance(layer.out.weight, PackedWeight)
         experts = layer.mlp
+        if isinstance(experts, GpuMlp):
+            assert isinstance(experts.gate_up.weight, PackedWeight)
         kept = experts.down if isinstance(experts, GpuExperts) else experts.down.weight
         assert isinstance(kept, PackedWeight)
 

@@ -152,6 +152,16 @@ def test_quantized_hybrid_gguf_stays_in_blocks(tmp_path: Path, name: str) -> Non
         assert isinstance(net.out.linear, BlockLinear)
 
 
+def test_rates_that_are_not_negative_are_refused(tmp_path: Path) -> None:
+    hf_model = save(tmp_path, "qwen3_5")
+    path = write_gguf(tmp_path / "m.gguf", "qwen3_5", hf_model)
+    with path.open("r+b") as file:
+        file.seek(read_gguf(str(path)).tensors["blk.1.ssm_a"].offset)
+        file.write(np.float32(0.5).tobytes())
+    with pytest.raises(ModelError, match=r"blk\.1\.ssm_a is corrupt: a rate is not negative"):
+        load(path)
+
+
 def load_layers(path: Path) -> list[Any]:
     loaded: Any = load(path, "gguf")
     return list(loaded.model.layers)

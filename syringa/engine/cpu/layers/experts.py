@@ -68,7 +68,8 @@ class TorchExperts:
         chosen = ranked.topk(routing.per_token, dim=-1).indices
         weights = scores.gather(-1, chosen)
         if routing.normalize:
-            weights = weights / sum(weights.split(1, dim=-1))  # in a fixed order
+            # In a fixed order; all scores of sigmoids may be 0.
+            weights = weights / (sum(weights.split(1, dim=-1)) + (1e-20 if routing.sigmoid else 0.0))
         return weights * routing.scale, chosen
 
 

@@ -52,6 +52,7 @@ inline void choose_experts(const SparseLayer& layer, float* logits, int* ids, fl
         weights[i] = logits[best];
         sum += weights[i];
     }
+    if (layer.sigmoid) sum += 1e-20f;  // all scores may be 0
     for (int i = 0; i < layer.per_token; i++) weights[i] = (layer.normalize ? weights[i] / sum : weights[i]) * layer.scale;
 }
 
