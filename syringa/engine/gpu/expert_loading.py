@@ -12,7 +12,7 @@ from syringa.engine.gpu.decoder import GpuExperts, GpuLinear
 from syringa.engine.gpu.kernels.reference import SigmoidScores
 from syringa.engine.gpu.packed_weight import PackedWeight, concat_quantized, pack_fp8, pack_weight, stack_packed
 from syringa.engine.loading.device_copy import copy_weight
-from syringa.engine.loading.quantized import MXFP4_NAN, REMEDY, ReadQuantized, mxfp4_weight
+from syringa.engine.loading.quantized import ReadQuantized, check_mxfp4_scales, mxfp4_weight
 from syringa.engine.models.config import DecoderConfig
 from syringa.engine.models.layers import ReadWeight
 from syringa.errors import ModelError
@@ -159,8 +159,7 @@ def _load_packed(
     """Return one projection of experts that share a tensor. `keep`: in MXFP4, if it is stored so."""
     if config.mxfp4:
         exponents = weights(f"{name}_scales")
-        if bool((exponents == MXFP4_NAN).any()):
-            raise ModelError(f"{name}_scales is corrupt: a scale is not a number: {REMEDY}")
+        check_mxfp4_scales(exponents, f"{name}_scales")
         blocks, scales = copy_weight(weights(f"{name}_blocks"), device), copy_weight(exponents, device)
         matrices = zip(blocks, scales, strict=True)
         stored = [mxfp4_weight(_deinterleave(each, name), _deinterleave(scale, name)) for each, scale in matrices]

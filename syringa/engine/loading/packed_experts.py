@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from syringa.engine.loading.quantized import mxfp4_weight
+from syringa.engine.loading.quantized import check_mxfp4_scales, mxfp4_weight
 from syringa.engine.loading.weights import MXFP4_SUFFIXES, WeightSource
 
 if TYPE_CHECKING:
@@ -57,4 +57,6 @@ class PackedExperts:
             self._layer, self._tensors = layer, {}
         if name not in self._tensors:
             self._tensors[name] = self._source(name)
+            if name.endswith(_SCALES):
+                check_mxfp4_scales(self._tensors[name], name)
         return self._tensors[name]

@@ -228,6 +228,12 @@ def unpack_words(words: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) 
     return ((words[..., None] >> shifts) & 15).to(torch.uint8).flatten(-2)
 
 
+def check_mxfp4_scales(exponents: torch.Tensor, name: str) -> None:
+    """Raise `ModelError` if one of the stored scales is not a number."""
+    if bool((exponents == MXFP4_NAN).any()):
+        raise ModelError(f"{name} is corrupt: a scale is not a number: {REMEDY}")
+
+
 def mxfp4_weight(blocks: torch.Tensor, scales: torch.Tensor) -> QuantizedWeight:
     """Return a matrix of MXFP4 weights, `[rows, 32 · groups]`.
 

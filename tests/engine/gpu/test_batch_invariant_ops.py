@@ -45,7 +45,7 @@ def test_decoder_matches_reference_ops(tmp_path: Path, name: str) -> None:
         ("llama", 16, {"dtype": "fp32"}, "not for fp32"),
         ("llama", 16, {"dtype": "bf16", "native_kernels": False}, "compiled kernels"),
         ("llama", 24, {}, "this model's are of 24"),
-        ("gemma", 16, {}, "transformers' definitions"),
+        ("olmo2", 16, {}, "transformers' definitions"),
     ],
 )
 def test_deterministic_is_rejected_on_cpu(

@@ -12,9 +12,9 @@ from syringa.engine.gpu.decoder import GpuExperts
 from syringa.engine.gpu.ops.base import ReferenceOps
 from syringa.engine.gpu.ops.triton_ops import TritonOps
 from syringa.engine.gpu.packed_weight import PackedWeight
-from tests.engine.gpu.test_decoder import EXPERTS
 from tests.engine.gpu.tiny_models import load_stored_gpu_model
 from tests.engine.loading.quantized_folders import quantize_folder
+from tests.engine.models.native_models import EXPERTS
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, run, save
 
 SMALL: dict[str, Any] = SIZES | {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
